@@ -1,0 +1,1 @@
+"""The one-rank truth: models that know nothing of ranks."""

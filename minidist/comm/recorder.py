@@ -1,0 +1,54 @@
+"""What a rank called, how much it moved and when: the measured side of every comparison in the course."""
+
+from dataclasses import dataclass, field
+
+from minidist.timeline import Span, Timeline
+
+
+@dataclass(slots=True)
+class Call:
+    """One communication of one rank.
+
+    op: name of the Comm method. nbytes: payload in bytes (all_gather: the whole result; reduce_scatter: the whole
+    input). sent: bytes this rank sends, for a collective those of a bandwidth-optimal algorithm, for a message those it
+    carries. group: the world ranks it ran over. start, end: seconds of `time.monotonic`; end is None while under way.
+    rank: the world rank that called.
+    """
+
+    op: str
+    nbytes: int
+    sent: int
+    group: tuple[int, ...]
+    start: float
+    end: float | None
+    rank: int
+
+
+@dataclass
+class Recorder:
+    """The calls of one rank in the order it made them, and the computations it named with `Comm.compute`.
+
+    paced: whether the times are those of a modelled cluster, see `minidist.comm.pace`.
+    """
+
+    calls: list[Call] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    paced: bool = False
+
+    def bytes_sent(self) -> int:
+        """Bytes this rank sent since the last `clear`."""
+        return sum(call.sent for call in self.calls)
+
+    def clear(self) -> None:
+        """Forget everything recorded so far."""
+        self.calls.clear()
+        self.spans.clear()
+
+    def timeline(self) -> Timeline:
+        """Computations and finished communications as spans on the lanes "compute" and "comm"."""
+        comm = [
+            Span(call.rank, call.op, call.start, call.end, lane="comm", nbytes=call.nbytes)
+            for call in self.calls
+            if call.end is not None
+        ]
+        return Timeline([*self.spans, *comm], paced=self.paced)

@@ -1,0 +1,57 @@
+"""python -m course build [--check] | workspace | open"""
+
+import argparse
+import os
+import sys
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one of the course's commands; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m course", description="Build, hand out and open the lessons.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    build = commands.add_parser("build", help="generate course/*.ipynb from course/src/*.py")
+    build.add_argument("--check", action="store_true", help="write nothing; fail if a notebook is out of date")
+    commands.add_parser("workspace", help="hand out new and updated lessons to workspace/; never over your changes")
+    commands.add_parser("open", help="open JupyterLab on the first lesson (PORT=8888 in the environment)")
+    options = parser.parse_args(argv)
+    if options.command == "build":
+        return _build(check=options.check)
+    return _workspace() if options.command == "workspace" else _open()
+
+
+def _build(*, check: bool) -> int:
+    from course.build import LessonError, build
+    from course.files import NOTEBOOKS, SOURCES
+
+    try:
+        report = build(SOURCES, NOTEBOOKS, check=check)
+    except LessonError as error:
+        sys.exit(str(error))
+    for path in report.stale:
+        print(f"{path.name}: out of date; run `python -m course build`" if check else f"{path.name}: built")
+    for path in report.orphans:
+        print(f"{path.name}: has no source in course/src; delete it")
+    return int(check and bool(report.stale or report.orphans))
+
+
+def _workspace() -> int:
+    from course.files import NOTEBOOKS, WORKSPACE
+    from course.workspace import fill
+
+    for line in fill(NOTEBOOKS, WORKSPACE):
+        print(f"workspace/{line}")
+    return 0
+
+
+def _open() -> int:
+    from course.serve import open_course
+
+    try:
+        open_course(os.environ)
+    except (OSError, ValueError) as error:
+        sys.exit(str(error))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

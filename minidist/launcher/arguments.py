@@ -1,0 +1,109 @@
+"""Is what `launch` was asked to do possible? Answered before anything starts."""
+
+import builtins
+import dis
+import inspect
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+
+def check_call(fn: Any, args: Any) -> None:
+    """Raise TypeError unless ``fn(world, *args)`` is a possible call."""
+    if not callable(fn):
+        raise TypeError(f"launch takes a function, not {type(fn).__name__}: write md.launch(f), not md.launch(f(...))")
+    if not isinstance(args, tuple | list):
+        raise TypeError(f"args must be a tuple of arguments, not {type(args).__name__}: write args=(x,)")
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(None, *args)
+    except TypeError as error:
+        called = ", ".join(["world", *(f"args[{i}]" for i in range(len(args)))])
+        name = getattr(fn, "__name__", "fn")
+        raise TypeError(f"each rank calls {name}({called}), but it is {name}{signature}: {error}") from None
+
+
+def check_names(fn: Any) -> None:
+    """Raise NameError if ``fn``, or a function of the same file that it uses, reads a global name that exists nowhere."""
+    seen: set[int] = set()
+    todo = list(_functions_of(fn))
+    while todo:
+        function = todo.pop()
+        if id(function) in seen:
+            continue
+        seen.add(id(function))
+        scope = function.__globals__
+        for code in _codes_of(function.__code__):
+            for name, line in _globals_read(code):
+                if name in scope:
+                    value = scope[name]
+                    if getattr(value, "__module__", None) == fn.__module__:
+                        todo += _functions_of(value)
+                elif not hasattr(builtins, name):
+                    place = f"{code.co_name}, line {line}" if line else code.co_name
+                    raise NameError(f"name {name!r} is not defined: {place} reads it, and no rank would find it")
+
+
+def _functions_of(value: Any) -> Iterator[FunctionType]:
+    value = inspect.unwrap(value) if callable(value) else value
+    if isinstance(value, FunctionType):
+        yield value
+    elif inspect.ismethod(value):
+        yield from _functions_of(value.__func__)
+    elif isinstance(value, type):
+        for member in vars(value).values():
+            member = getattr(member, "__func__", getattr(member, "fget", member))
+            if isinstance(member, FunctionType):
+                yield member
+
+
+def _codes_of(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes_of(constant)
+
+
+def _globals_read(code: CodeType) -> list[tuple[str, int | None]]:
+    """Global names a function's code reads and does not set, with the line; none where it handles NameError itself."""
+    if "NameError" in code.co_names:
+        return []
+    found, written, line = [], set(), None
+    for step in dis.get_instructions(code):
+        line = step.starts_line if isinstance(step.starts_line, int) and step.starts_line else line
+        if step.opname in ("STORE_GLOBAL", "STORE_NAME"):
+            written.add(step.argval)
+        elif step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            found.append((step.argval, line))
+    return [(name, line) for name, line in found if name not in written]
+
+
+def why_unpicklable(fn: Callable[..., Any], args: Any, error: Exception, dump: Callable[[Any], Any]) -> TypeError:
+    """The error to raise when ``(fn, args)`` could not be packed: names what it is that cannot travel."""
+    for what, value in _parts(fn, args):
+        try:
+            dump(value)
+        except Exception as reason:
+            return TypeError(f"{what} cannot be sent to the ranks: {reason}. Make it inside the function instead.")
+    return TypeError(f"the function or its arguments cannot be sent to the ranks: {error}")
+
+
+def _parts(fn: Any, args: Any) -> Iterator[tuple[str, Any]]:
+    for i, value in enumerate(args):
+        yield f"args[{i}] (a {type(value).__name__})", value
+    fn = inspect.unwrap(fn)
+    if inspect.ismethod(fn):
+        yield f"the object whose method this is (a {type(fn.__self__).__name__})", fn.__self__
+        fn = fn.__func__
+    if not isinstance(fn, FunctionType):
+        return
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        yield f"{name!r} (a {type(cell.cell_contents).__name__}), which {fn.__name__} uses,", cell.cell_contents
+    for code in _codes_of(fn.__code__):
+        for name, _ in _globals_read(code):
+            if name in fn.__globals__:
+                value = fn.__globals__[name]
+                yield f"{name!r} (a {type(value).__name__}), which {fn.__name__} uses,", value

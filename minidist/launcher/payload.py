@@ -1,0 +1,137 @@
+"""Functions and values as bytes: by value where the other process could not import them, tensors as raw memory.
+
+A payload lives in an anonymous file (memfd). Large tensors and arrays are not copied on reading: they lie on a private
+(copy-on-write) mapping of that file, so four ranks share one copy of a large argument until they write to it.
+"""
+
+import collections
+import importlib.machinery
+import io
+import mmap
+import os
+import pickle
+import struct
+import sys
+from collections.abc import Sequence
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import cloudpickle
+import torch
+from cloudpickle import cloudpickle as internals
+
+_LENGTH = struct.Struct("<Q")
+_ALIGN = 64
+_MAP_FROM = 1 << 20  # smaller payloads are read, not mapped
+
+
+def dump(value: Any) -> list[bytes | memoryview]:
+    """The pieces of ``value`` as a payload. Raises whatever pickling raises."""
+    buffers: list[pickle.PickleBuffer] = []
+    stream = io.BytesIO()
+    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
+    views = [buffer.raw() for buffer in buffers]
+    head = [stream.tell(), len(views), *(view.nbytes for view in views)]
+    pieces: list[bytes | memoryview] = [b"".join(map(_LENGTH.pack, head)), stream.getbuffer()]
+    size = sum(map(len, pieces))
+    for view in views:
+        padding = -size % _ALIGN
+        pieces += [bytes(padding), view]
+        size += padding + view.nbytes
+    return pieces
+
+
+def write(fd: int, pieces: Sequence[bytes | memoryview]) -> None:
+    """Write a payload to an open file."""
+    for piece in pieces:
+        view = memoryview(piece)
+        while view:
+            view = view[os.write(fd, view) :]
+
+
+def read(fd: int) -> Any:
+    """The value of the payload in an open file. Leaves the file open."""
+    size = os.fstat(fd).st_size
+    if size >= _MAP_FROM:
+        memory = memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_COPY))
+    else:
+        memory = memoryview(bytearray(os.pread(fd, size, 0)))
+    pickled, count = (_LENGTH.unpack_from(memory, 8 * i)[0] for i in range(2))
+    lengths = [_LENGTH.unpack_from(memory, 8 * (2 + i))[0] for i in range(count)]
+    start = 8 * (2 + count)
+    buffers, at = [], start + pickled
+    for length in lengths:
+        at += -at % _ALIGN
+        buffers.append(memory[at : at + length])
+        at += length
+    return pickle.loads(memory[start : start + pickled], buffers=buffers)
+
+
+class _Pickler(cloudpickle.Pickler):
+    """cloudpickle with three changes.
+
+    Code keeps its file name, so that a traceback points into the cell. Functions and classes of modules that a fresh
+    interpreter would not find (a test file, a module built by hand) travel by value. Plain tensors travel as raw bytes,
+    and arrive on the CPU.
+    """
+
+    dispatch_table = collections.ChainMap(
+        {CodeType: lambda code: _reduce_code(code)}, cloudpickle.Pickler.dispatch_table
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._importable: dict[str, bool] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is torch.Tensor:
+            return _reduce_tensor(obj)
+        if isinstance(obj, FunctionType | type) and not self._found_by_ranks(obj.__module__):
+            by_value = internals._dynamic_class_reduce if isinstance(obj, type) else self._dynamic_function_reduce
+            return by_value(obj)
+        return super().reducer_override(obj)
+
+    def _found_by_ranks(self, name: str) -> bool:
+        if name not in self._importable:
+            module = sys.modules.get(name)
+            self._importable[name] = module is None or name == "__main__" or importable(module)
+        return self._importable[name]
+
+
+def importable(module: ModuleType) -> bool:
+    """Whether a fresh interpreter with this sys.path would find this very file under the module's name.
+
+    >>> importable(pickle), importable(ModuleType("made_by_hand"))
+    (True, True)
+    """
+    file = getattr(module, "__file__", None)
+    if not file or not file.endswith(".py"):
+        return True
+    path, spec = None, None
+    name = ""
+    for part in module.__name__.split("."):
+        name = f"{name}.{part}" if name else part
+        finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
+        spec = next((found for find in finders if find and (found := find(name, path))), None)
+        if spec is None:
+            return False
+        path = spec.submodule_search_locations
+    return spec is not None and spec.origin is not None and os.path.realpath(spec.origin) == os.path.realpath(file)
+
+
+def _reduce_code(code: CodeType) -> Any:
+    make, args = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return make, tuple(code.co_filename if isinstance(a, str) and a == "<dynamic-code>" else a for a in args)
+
+
+def _reduce_tensor(x: torch.Tensor) -> Any:
+    if x.layout != torch.strided or x.is_quantized or x.device.type == "meta" or x.__dict__:
+        return x.__reduce_ex__(5)
+    flat = x.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    raw = pickle.PickleBuffer(flat.view(torch.uint8).numpy()) if flat.numel() else None
+    return _rebuild_tensor, (raw, x.dtype, tuple(x.shape), x.requires_grad)
+
+
+def _rebuild_tensor(raw: Any, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
+    flat = torch.empty(0, dtype=dtype) if raw is None else torch.frombuffer(raw, dtype=torch.uint8).view(dtype)
+    return flat.view(shape).requires_grad_(requires_grad)

@@ -85,7 +85,7 @@ class TextBatches:
         """
         mine = sample_indices(step, self.batch_size, self.samples, self.seed, rank, ranks)
         windows = self._windows[mine].long()
-        return windows[:, :-1], windows[:, 1:]
+        return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
 
 def stdlib_source(limit: int = 4_000_000) -> bytes:

@@ -1,0 +1,64 @@
+"""Replicas: copies of a module, one a rank, that start equal and have to stay equal."""
+
+import hashlib
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from minidist.comm.comm import Comm
+
+
+def broadcast_tensors(tensors: Iterable[Tensor], comm: Comm, src: int = 0) -> None:
+    """Give every rank the tensors of rank src: one message for each dtype."""
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.dtype, []).append(tensor.detach())
+    for group in groups.values():
+        flat = comm.broadcast(torch.cat([t.reshape(-1) for t in group]), src)
+        for tensor, piece in zip(group, flat.split([t.numel() for t in group]), strict=True):
+            tensor.copy_(piece.view(tensor.shape))
+
+
+def persistent_buffers(module: nn.Module) -> list[Tensor]:
+    """The buffers that `state_dict` saves, looked up anew each time, since a module may replace them."""
+    buffers = dict(module.named_buffers())
+    saved = module.state_dict(keep_vars=True) if buffers else {}
+    return [buffer for name, buffer in buffers.items() if name in saved]
+
+
+def check_same_module(module: nn.Module, comm: Comm) -> None:
+    """Raise, on all ranks, unless they have parameters and buffers of the same names, shapes and dtypes."""
+    lines = [f"{name} {list(p.shape)} {p.dtype} trained={p.requires_grad}" for name, p in module.named_parameters()]
+    lines += [f"{name} {list(b.shape)} {b.dtype} buffer" for name, b in module.named_buffers()]
+    text = torch.tensor([*"\n".join(lines).encode(), 0], dtype=torch.uint8, device=comm.device)
+    everyone = bytes(comm.all_gather(text).tolist()).decode().split("\0")[:-1]
+    for rank, theirs in enumerate(everyone):
+        if theirs != everyone[0]:
+            mine, other = ([*t.splitlines(), "nothing more"] for t in (everyone[0], theirs))
+            a, b = next((a, b) for a, b in zip(mine, other, strict=False) if a != b)
+            raise RuntimeError(f"the ranks wrap different modules: rank 0 has {a}, where rank {rank} has {b}")
+
+
+def check_replicas(module: nn.Module, comm: Comm) -> None:
+    """Compare the parameters bit by bit over the ranks, sending 8 bytes for each. Every rank calls.
+
+    Raises: RuntimeError, on all ranks, that names what differs, and where.
+    """
+    names = [name for name, _ in module.named_parameters()]
+    prints = torch.tensor([_fingerprint(p) for p in module.parameters()], device=comm.device)
+    everyone = comm.all_gather(prints[None])  # [ranks, parameters]
+    differs = everyone != everyone[0]
+    if drifted := differs.any(0).nonzero().flatten().tolist():
+        ranks = differs[:, drifted[0]].nonzero().flatten().tolist()
+        more = f" (and {len(drifted) - 1} more)" if len(drifted) > 1 else ""
+        raise RuntimeError(
+            f"the replicas have drifted apart: {names[drifted[0]]}{more} differs from rank 0's on ranks {ranks}. Usual "
+            "causes: an optimizer step after no_sync alone, a weight written on some ranks, other random numbers"
+        )
+
+
+def _fingerprint(tensor: Tensor) -> int:
+    """64 bits of a hash of the tensor's bytes."""
+    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)

@@ -103,7 +103,6 @@ def arguments(place: Place, port: int, token: str, lesson: Path, root: Path) -> 
         "ServerApp.root_dir": root,
         "ServerApp.open_browser": place.browser,
         "ServerApp.log_level": "WARN",
-        "ServerApp.enable_mathjax": False,  # names a copy on the network; JupyterLab has its own
         "IdentityProvider.token": token,
         "PasswordIdentityProvider.hashed_password": "",
         "LabApp.log_level": "WARN",

@@ -1,0 +1,581 @@
+# %% [markdown] tags=["head"]
+# # 03 Data parallelism
+#
+# **The question.** Copy the model to every rank, give each a part of the batch, average the gradients: when exactly, at what cost, and is it the same training?
+#
+# **Ten concepts**
+#
+# - identical replicas
+# - when the averaging happens (after backward, before the optimizer)
+# - averaging gradients equals one big batch (and when not: unequal token counts)
+# - twice the parameters per step
+# - buckets
+# - overlap with the backward pass
+# - accumulation without synchronisation
+# - throughput scales, memory does not
+# - global batch and learning rate
+# - uneven inputs
+#
+# **Three sittings**: 1 *Averaging* 25 minutes, 2 *Buckets and overlap* 25 minutes, 3 *What it costs and what it does not solve* 25 minutes.
+
+# %% tags=["setup"]
+import os
+import statistics
+import time
+from math import expm1, log
+
+import torch
+import torch.nn.functional as F
+
+import minidist as md
+from minidist import viz
+
+# %% [markdown]
+# ## Sitting 1: Averaging (25 minutes)
+#
+# Before anything runs, commit to two numbers.
+
+# %% [markdown] tags=["predict-token-mean"]
+# **Predict.** A batch of four tokens is split over two ranks. Rank 0 gets one token, with loss 4. Rank 1 gets three tokens, with loss 2 each. What is the loss of the batch, as one process would report it?
+
+# %% tags=["prediction-token-mean"]
+prediction_loss = None  # your number
+
+# %% [markdown] tags=["predict-traffic"]
+# **Predict.** The gradients of a model are averaged over four ranks by a ring. How many bytes does one rank send per training step, as a multiple of the bytes of the parameters?
+
+# %% tags=["prediction-traffic"]
+prediction_traffic = None  # your number, a factor
+
+# %% [markdown]
+# ### The idea
+#
+# Every rank holds the whole model: a **replica**. A step has four parts. Only one of them talks, and it sits between the backward pass and the optimizer:
+
+# %% tags=["picture-step"]
+step = md.data_parallel_step(
+    forward_s=[0.01] * 4,
+    backward_s=[0.02] * 4,
+    gradient_nbytes=[1e6] * 4,
+    all_reduce_s=lambda nbytes: nbytes / 80e6,
+    bucket_nbytes=4e6,
+    overlap=False,
+    update_s=0.015,
+    ranks=2,
+)
+viz.timeline(step, "One step on two ranks: forward, backward, average, update")
+
+# %% [markdown]
+# Replicas that start **identical** and apply identical gradients stay identical. Nothing ever sends a weight again.
+#
+# ### The code
+#
+# This is all that data parallelism needs, from the package itself:
+
+# %% tags=["code-average"]
+viz.show(md.average_gradients)
+
+# %% [markdown]
+# ### Identical replicas
+#
+# Each rank builds its model from another seed here, as happens when someone forgets to set it. The wrapper sends rank 0's weights to everyone once, at the start. Then each step keeps the replicas together, although every rank saw other data.
+
+# %% tags=["identical-replicas"]
+CONFIG = md.GPTConfig(layers=2, dim=32, heads=4, seq=32)
+text = md.stdlib_tokens(seed=0, seq=32, batch=8)
+
+
+def spread(model, world):
+    """The largest difference that any weight has between two ranks."""
+    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return (world.all_reduce(flat.clone(), op="max") - world.all_reduce(flat, op="min")).max().item()
+
+
+def start_and_train(world, steps):
+    model = md.GPT(CONFIG, seed=world.rank).double()
+    different = spread(model, world)
+    replica = md.DataParallel(model, world)
+    wrapped = spread(model, world)
+    optimizer = md.SGD(model.parameters(), lr=0.5)
+    for step in range(steps):
+        tokens, targets = text.batch(step, world.rank, world.size)
+        md.token_loss(replica(tokens), targets, world).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    replica.check_replicas()  # raises, and names what differs, if they have drifted apart
+    return different, wrapped, spread(model, world)
+
+
+different, wrapped, trained = md.launch(start_and_train, ranks=4, args=(5,))[0]
+print(f"largest difference between two ranks: {different:.3f} as built, {wrapped} once wrapped, {trained} after training")
+
+# %% [markdown]
+# ### When to average
+#
+# After the backward pass, because there is no gradient before it; before the optimizer, because afterwards every replica has already moved its own way. The cell trains three times and looks how far the replicas are apart.
+
+# %% tags=["when-to-average"]
+def train_averaging(world, when, steps=5):
+    model = md.GPT(CONFIG, seed=0).double()
+    optimizer = md.SGD(model.parameters(), lr=0.5)
+    for step in range(steps):
+        tokens, targets = text.batch(step, world.rank, world.size)
+        md.token_loss(model(tokens), targets, world).backward()
+        if when == "before the optimizer":
+            md.average_gradients(model, world)
+        optimizer.step()
+        if when == "after the optimizer":
+            md.average_gradients(model, world)
+        optimizer.zero_grad()
+    return spread(model, world)
+
+
+for when in ("before the optimizer", "after the optimizer", "never"):
+    print(f"averaged {when + ':':21s} replicas differ by {md.launch(train_averaging, ranks=4, args=(when,))[0]:.2e}")
+
+# %% [markdown]
+# ### One big batch, and when not
+#
+# Is the average of the gradients the gradient of the whole batch? If every rank has as many tokens as every other: yes. If not, it depends on what is divided by what. Here is the run that you predicted. Each rank reports the mean of its own tokens; then the loss as this package defines it, the **sum of token losses over the number of tokens of all ranks**.
+
+# %% tags=["token-mean"]
+def two_means(world):
+    losses = [torch.tensor([4.0]), torch.tensor([2.0, 2.0, 2.0])][world.rank].double()
+    logits = torch.stack([torch.zeros_like(losses), torch.log(torch.expm1(losses))], dim=-1)  # class 0 has this loss
+    targets = torch.zeros(len(losses), dtype=torch.int64)
+    mean_of_means = world.all_reduce(F.cross_entropy(logits, targets), op="mean")
+    by_the_rule = world.all_reduce(md.token_loss(logits, targets, world), op="mean")
+    return mean_of_means.item(), by_the_rule.item()
+
+
+mean_of_means, by_the_rule = md.launch(two_means, ranks=2)[0]
+print(f"mean of the ranks' means {mean_of_means:.2f}, sum over all tokens / number of all tokens {by_the_rule:.2f}")
+viz.beside(
+    by_the_rule,
+    predicted=(4 + 2 + 2 + 2) / 4,
+    prediction=prediction_loss,
+    title="The loss of four tokens on two ranks",
+    unit="nats",
+    axis="loss per token",
+)
+
+# %% tags=["code-token-loss"]
+viz.show(md.token_loss)
+
+# %% [markdown]
+# Averages are over `world.size` ranks, so each rank's loss is its own sum times `world.size`, over the tokens of all. The same holds for gradients. The next cell compares every gradient with one process's on the whole batch, in float64. Samples have different lengths, so ranks have different numbers of tokens.
+
+# %% tags=["gradients-equal"]
+def ragged_batch():
+    """A batch whose sample i has only its first few targets, the more the larger i; -100 asks nothing of the model."""
+    tokens, targets = text.batch(0)
+    targets = targets.clone()
+    for i in range(len(targets)):
+        targets[i, 4 * (i + 1) :] = -100
+    return tokens, targets
+
+
+def mean_of_own(logits, targets, world):
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+
+
+def gradient(world, loss_of):
+    tokens, targets = ragged_batch()
+    mine = slice(world.rank, None, world.size)
+    model = md.GPT(CONFIG, seed=0).double()
+    loss_of(model(tokens[mine]), targets[mine], world).backward()
+    md.average_gradients(model, world)
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+model = md.GPT(CONFIG, seed=0).double()
+tokens, targets = ragged_batch()
+F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=-100).backward()
+whole = torch.cat([p.grad.flatten() for p in model.parameters()])
+for name, loss_of in (("sum over all tokens", md.token_loss), ("mean of own tokens", mean_of_own)):
+    error = (md.launch(gradient, ranks=4, args=(loss_of,))[0] - whole).norm() / whole.norm()
+    print(f"{name:20s} relative error of the averaged gradient {error:.1e}")
+
+# %% [markdown]
+# The second line is no bug of the averaging: it answers another question. Training still goes down, so nobody notices; it is found by comparing gradients, not by looking at a loss curve.
+#
+# ### Twice the parameters per step
+#
+# An all-reduce of the gradients by a ring, counted message by message:
+
+# %% tags=["measure-traffic"]
+def traffic(world):
+    model = md.GPT(CONFIG, seed=0)
+    tokens, targets = text.batch(0, world.rank, world.size)
+    md.token_loss(model(tokens), targets, world).backward()
+    flat = torch.cat([p.grad.flatten() for p in model.parameters()])
+    world.recorder.clear()
+    md.algorithms.ring_all_reduce(flat, world)
+    return world.recorder.bytes_sent() / sum(p.nbytes for p in model.parameters())
+
+
+worlds = [1, 2, 3, 4, 6, 8]
+factors = {n: md.launch(traffic, ranks=n)[0] for n in worlds}
+viz.beside(
+    factors[4],
+    predicted=2 * (4 - 1) / 4,
+    prediction=prediction_traffic,
+    title="Sent per step on four ranks",
+    unit="x parameters",
+    axis="bytes sent by one rank",
+)
+
+# %% tags=["figure-traffic"]
+viz.curves(
+    worlds,
+    measured={"ring": list(factors.values())},
+    predicted={"ring": [2 * (n - 1) / n for n in worlds], "never more than": [2.0] * len(worlds)},
+    xlabel="ranks",
+    ylabel="sent per step [parameter bytes]",
+    title="About twice the parameters, whatever the number of ranks",
+)
+
+# %% [markdown]
+# ## Sitting 2: Buckets and overlap (25 minutes)
+#
+# ### Buckets
+#
+# `average_gradients` makes one all-reduce for each parameter, and each pays its latency. **Buckets** put gradients side by side into a few flat tensors and send those. The cell counts the calls, and times the averaging on a *paced* cluster: messages are really sent, and take the time that they would take over the link described.
+
+# %% tags=["buckets"]
+LINK = md.Link(alpha_s=5e-4, bytes_per_s=50e6)
+CLUSTER = md.Cluster(machines=1, chips=8, chip=md.Chip(), inside=LINK, between=LINK)
+DEEP = md.GPTConfig(layers=8, dim=64, heads=4, seq=32)
+
+
+def time_averaging(world, bucket_mb):
+    """(all-reduces, seconds) of averaging the gradients of one step; bucket_mb None: one by one."""
+    model = md.GPT(DEEP, seed=0)
+    replica = model if bucket_mb is None else md.DataParallel(model, world, bucket_mb=bucket_mb, overlap=False)
+    tokens, targets = text.batch(0, world.rank, world.size)
+    loss = md.token_loss(replica(tokens), targets, world)
+    world.barrier()
+    world.recorder.clear()
+    loss.backward()
+    if bucket_mb is None:
+        md.average_gradients(model, world)
+    calls = world.recorder.calls
+    return len(calls), calls[-1].end - calls[0].start
+
+
+SIZES_MB = [0.05, 0.1, 0.25, 0.5, 1, 2]
+results = {mb: md.launch(time_averaging, ranks=4, args=(mb,), pace=CLUSTER, check=False) for mb in [None, *SIZES_MB]}
+averaging = {mb: (ranks[0][0], max(seconds for _, seconds in ranks)) for mb, ranks in results.items()}
+for mb, (calls, seconds) in averaging.items():
+    print(f"{'one by one' if mb is None else f'buckets of {mb} MB':20s} {calls:3d} all-reduces, {seconds * 1e3:4.0f} ms (paced)")
+
+# %% tags=["figure-buckets"]
+viz.curves(
+    SIZES_MB,
+    measured={"buckets": [averaging[mb][1] * 1e3 for mb in SIZES_MB], "one by one": [averaging[None][1] * 1e3] * len(SIZES_MB)},
+    xlabel="bucket size [MB]",
+    ylabel="averaging [ms]",
+    title="Averaging the gradients of one step on four ranks",
+    paced=True,
+    log="x",
+)
+
+# %% [markdown]
+# So one bucket as large as the model would be best? Not once the backward pass can hide them.
+#
+# ### Overlap with the backward pass
+#
+# The backward pass begins at the last layer. When it has passed a layer, that layer's gradients are complete; they can travel while the layers below are still being computed. A bucket leaves as soon as its last gradient is there. This is where that happens:
+
+# %% tags=["code-overlap"]
+viz.show(md.DataParallel, "_gradient_ready", "_launch_full_buckets", "_finish")
+
+# %% [markdown] tags=["predict-overlap"]
+# **Predict.** The model has eight layers. On the paced cluster each takes 10 ms forward and 20 ms backward, and averaging one layer's gradients takes a little less than a layer's backward pass. Four ranks, one bucket for each layer. How long is a step with overlap, in milliseconds?
+
+# %% tags=["prediction-overlap"]
+prediction_step = None  # your number, in milliseconds
+
+# %% tags=["overlap-run"]
+FORWARD_S, BACKWARD_S, UPDATE_S = 0.010, 0.020, 0.010
+BUCKET_MB = 0.25
+
+
+def timed_steps(world, overlap, steps=4):
+    """Timeline of the last step and the median seconds of a step, the first one not counted."""
+    model = md.GPT(DEEP, seed=0)
+    replica = md.DataParallel(model, world, bucket_mb=BUCKET_MB, overlap=overlap)
+    optimizer = md.SGD(model.parameters(), lr=0.1)
+    for i, block in enumerate(model.blocks):
+        md.name_layer(f"{i}", block, world, forward_s=FORWARD_S, backward_s=BACKWARD_S)
+    seconds = []
+    for step in range(steps):
+        tokens, targets = text.batch(step, world.rank, world.size)
+        world.barrier()
+        world.recorder.clear()
+        start = time.perf_counter()
+        md.token_loss(replica(tokens), targets, world, tokens=tokens.numel() * world.size).backward()
+        with world.compute("update", seconds=UPDATE_S):
+            optimizer.step()
+            optimizer.zero_grad()
+        seconds.append(time.perf_counter() - start)
+    return world.recorder.timeline(), statistics.median(seconds[1:])
+
+
+def run_steps(overlap, pace=None, ranks=4):
+    results = md.launch(timed_steps, ranks=ranks, args=(overlap,), pace=pace, check=False)
+    first, *others = (timeline for timeline, _ in results)
+    return first.merge(others), max(seconds for _, seconds in results)
+
+
+runs = {
+    (kind, overlap): run_steps(overlap, pace)
+    for kind, pace in (("paced", CLUSTER), ("unpaced", None))
+    for overlap in (False, True)
+}
+
+# %% [markdown]
+# Your prediction, and the same step predicted from its parts: forward, backward, buckets that leave when they are full.
+
+# %% tags=["overlap-predicted"]
+blocks = [sum(p.nbytes for p in block.parameters()) for block in md.GPT(DEEP).blocks]
+
+
+def ring_s(nbytes, ranks=4):
+    return 2 * (ranks - 1) * (LINK.alpha_s + nbytes / ranks / LINK.bytes_per_s)
+
+
+predicted = {
+    overlap: md.data_parallel_step(
+        [FORWARD_S] * 8, [BACKWARD_S] * 8, blocks, ring_s, BUCKET_MB * 1e6, overlap=overlap, update_s=UPDATE_S
+    )
+    for overlap in (False, True)
+}
+viz.beside(
+    runs["paced", True][1] * 1e3,
+    predicted=predicted[True].makespan * 1e3,
+    prediction=prediction_step,
+    unit="ms",
+    title="A step with overlap",
+    axis="time of a step",
+    paced=True,
+)
+
+# %% [markdown]
+# ### The timeline of a step
+#
+# Rank 0 of four. Above the line it computes, below it communicates. First the prediction, then the paced run, where each layer and each message takes its modelled time. Then the same program unpaced: as fast as this machine goes.
+
+# %% tags=["timeline-paced"]
+def only_rank_0(timeline):
+    spans = [span for span in timeline.spans if span.rank == 0]
+    return md.Timeline(spans, paced=timeline.paced, predicted=timeline.predicted)
+
+
+viz.timelines(
+    {
+        "without overlap": predicted[False],
+        "with overlap": predicted[True],
+        "without overlap, rank 0": only_rank_0(runs["paced", False][0]),
+        "with overlap, rank 0": only_rank_0(runs["paced", True][0]),
+    }
+)
+
+# %% tags=["timeline-unpaced"]
+viz.timelines({f"{name} overlap, unpaced": runs["unpaced", on][0] for name, on in (("without", False), ("with", True))})
+
+# %% tags=["overlap-result"]
+print(f"4 ranks, {os.cpu_count()} cores")
+for kind in ("paced", "unpaced"):
+    without, with_it = runs[kind, False], runs[kind, True]
+    print(
+        f"{kind:8s} step {without[1] * 1e3:5.0f} ms without overlap, {with_it[1] * 1e3:5.0f} ms with it: "
+        f"{without[1] / with_it[1]:.2f} times as fast; hidden: {with_it[0].overlap:.0%} of the communication"
+    )
+
+# %% [markdown]
+# Paced, the averaging disappears behind the backward pass, all but what the last bucket takes. Unpaced, and with more ranks than cores, it does not pay: sending costs the processor's time as well, and that is what the ranks queue for. On a cluster a chip computes while another part of the hardware sends. That is what overlap needs, and what the paced run stands for.
+#
+# ### Explore
+#
+# How large should a bucket be? Too small, and latency adds up; too large, and the last one leaves late. When is nothing hidden, whatever the bucket?
+
+# %% tags=["explore-overlap"]
+viz.overlap_explorer()
+
+# %% [markdown]
+# ## Sitting 3: What it costs and what it does not solve (25 minutes)
+#
+# ### Accumulation without synchronisation
+#
+# A batch too large for one pass is cut into micro-batches whose gradients add up. Averaging after each of them would send as much every time, and all but the last for nothing: the sum of averages is the average of sums. Inside `no_sync` gradients stay local.
+
+# %% tags=["accumulation"]
+def accumulate(world, sync_each, micro_batches=4):
+    replica = md.DataParallel(md.GPT(CONFIG, seed=0).double(), world)
+    pieces = [text.batch(k, world.rank, world.size) for k in range(micro_batches)]
+    tokens = md.global_tokens([targets for _, targets in pieces], world)  # the divisor: the tokens of the whole step
+    world.recorder.clear()
+    for k, (inputs, targets) in enumerate(pieces):
+        if sync_each or k == micro_batches - 1:
+            md.token_loss(replica(inputs), targets, world, tokens=tokens).backward()
+        else:
+            with replica.no_sync():
+                md.token_loss(replica(inputs), targets, world, tokens=tokens).backward()
+    flat = torch.cat([p.grad.flatten() for p in replica.parameters()])
+    return world.recorder.bytes_sent(), flat
+
+
+once, gradient_once = md.launch(accumulate, ranks=4, args=(False,))[0]
+each, gradient_each = md.launch(accumulate, ranks=4, args=(True,))[0]
+print(f"bytes sent by a rank: {once:,} averaging once, {each:,} averaging after each micro-batch: {each / once:.1f} times")
+print(f"relative difference of the gradients: {(gradient_once - gradient_each).norm() / gradient_once.norm():.1e}")
+
+# %% [markdown]
+# ### Throughput scales, memory does not
+#
+# Each rank brings its own part of the batch, so more ranks get through more tokens per second. But each holds everything: parameters, gradients, optimizer state. A model that does not fit on one rank does not fit on a thousand. Paced, with the layer times from above:
+
+# %% tags=["throughput-memory"]
+def throughput(world):
+    timeline, seconds = timed_steps(world, overlap=True, steps=3)
+    return text.batch(0)[0].numel() / seconds  # tokens per second of one rank that has the whole `text.batch` to itself
+
+
+def state_bytes(world):
+    """Bytes of parameters, gradients and AdamW's two moments that this rank holds after a step."""
+    model = md.GPT(DEEP, seed=0)
+    replica = md.DataParallel(model, world)
+    optimizer = md.AdamW(model.parameters(), lr=1e-3)
+    tokens, targets = text.batch(0, world.rank, world.size)
+    md.token_loss(replica(tokens), targets, world).backward()
+    optimizer.step()
+    held = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor) and t.dim()]
+    return sum(t.nbytes for p in model.parameters() for t in (p, p.grad)) + sum(t.nbytes for t in held)
+
+
+worlds = [1, 2, 4, 8]
+per_rank = [min(md.launch(throughput, ranks=n, pace=CLUSTER, check=False)) for n in worlds]
+held = [md.launch(state_bytes, ranks=n)[0] for n in worlds]
+viz.curves(
+    worlds,
+    measured={"tokens per second": [n * rate / per_rank[0] for n, rate in zip(worlds, per_rank, strict=True)], "memory of a rank": [h / held[0] for h in held]},
+    predicted={"tokens per second": worlds, "memory of a rank": [1.0] * len(worlds)},
+    xlabel="ranks",
+    ylabel="compared with one rank",
+    title="More ranks: throughput and memory",
+    paced=True,
+)
+
+# %% [markdown]
+# ### Global batch and learning rate
+#
+# If every rank keeps its batch, the **global batch** grows with the number of ranks, and an epoch has fewer optimizer steps. With the old learning rate the weights then move less. Scaling the rate with the batch makes up for it (Goyal et al. 2017), up to a point: beyond a critical batch size more samples per step bring less (McCandlish et al. 2018). The cell spends the same number of tokens in three ways. Averaged gradients make a step of *n* ranks exactly one step on a batch *n* times as large, so one process can show it.
+
+# %% tags=["batch-and-rate"]
+def train_with(batch, rate, samples=640):
+    data = md.stdlib_tokens(seed=0, seq=32, batch=batch)
+    model = md.GPT(CONFIG, seed=0)
+    optimizer = md.SGD(model.parameters(), lr=rate)
+    seen, losses = [], []
+    for step in range(samples // batch):
+        tokens, targets = data.batch(step)
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append((step + 1) * batch)
+        losses.append(loss.item())
+    return seen, losses
+
+
+def last_tenth(losses):
+    return statistics.mean(losses[-max(1, len(losses) // 10) :])
+
+
+RATE = 0.25
+for ranks, rate in ((1, RATE), (4, RATE), (4, 4 * RATE)):
+    seen, losses = train_with(8 * ranks, rate)
+    print(f"{ranks} x 8 samples a step, learning rate {rate:.2f}: {len(losses):3d} steps, loss {last_tenth(losses):.3f} at the end")
+
+# %% [markdown]
+# A schedule counts optimizer steps, not samples or micro-batches: with the global batch its length changes too. Whether to scale the rate is a choice of training, not a rule of data parallelism; the package never does it behind your back.
+#
+# ### Uneven inputs
+#
+# Ranks rarely have equally many batches. Rank 0 has three here, rank 1 two. After two steps rank 1 leaves the loop, and rank 0 waits in an all-reduce that never comes:
+
+# %% tags=["uneven-deadlock"]
+BATCHES = [3, 2]
+
+
+def train_uneven(world, join):
+    replica = md.DataParallel(md.GPT(CONFIG, seed=0).double(), world)
+    optimizer = md.SGD(replica.parameters(), lr=0.5)
+
+    def loop():
+        for step in range(BATCHES[world.rank]):
+            tokens, targets = text.batch(step, world.rank, world.size)
+            md.token_loss(replica(tokens), targets, world).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    if join:
+        with replica.join(step=optimizer.step):
+            loop()
+    else:
+        loop()
+    replica.check_replicas()
+    return sum(p.sum().item() for p in replica.parameters())
+
+
+try:
+    md.launch(train_uneven, ranks=2, args=(False,))
+except md.LaunchError as error:
+    print(error)
+
+# %% [markdown]
+# Inside `join`, a rank that is out of data stays and contributes zeros until the last one is done. The loss still divides by the tokens that there are, so those steps are right.
+
+# %% tags=["uneven-join"]
+print("sum of all weights on each rank:", md.launch(train_uneven, ranks=2, args=(True,)))
+
+# %% [markdown]
+# ## Questions
+
+# %% [markdown] tags=["question-where-to-average"]
+# Someone averages the *weights* after every optimizer step instead of the gradients before it. For plain SGD, is the result the same? What would be sent? (cell `when-to-average`)
+
+# %% [markdown] tags=["question-unequal-tokens"]
+# Four ranks have 100, 100, 100 and 20 valid tokens. Each reports the mean of its own, and these are averaged. How much more does a token of the last rank count than one of the first? (cell `token-mean`)
+
+# %% [markdown] tags=["question-dp-traffic"]
+# The number of ranks goes from 4 to 1024. How do the bytes change that a rank sends per step, and how does the number of messages? (cell `figure-traffic`)
+
+# %% [markdown] tags=["question-bucket-size"]
+# Why is a bucket as large as the model the worst choice with overlap, and the best without? (cells `figure-buckets` and `explore-overlap`)
+
+# %% [markdown] tags=["question-first-layer"]
+# With overlap, the averaging of which layer's gradients can never be hidden behind the backward pass? (cell `timeline-paced`)
+
+# %% [markdown] tags=["question-no-sync"]
+# All micro-batches of a step run inside `no_sync`, the last one too. What do the replicas do in the optimizer step that follows? (cell `accumulation`)
+
+# %% [markdown] tags=["question-does-not-fit"]
+# A model needs three times the memory of a rank. How many data-parallel ranks are needed to train it? (cell `throughput-memory`)
+
+# %% [markdown] tags=["question-steps-per-epoch"]
+# 16 samples, a local batch of 2 on each of two ranks. How many optimizer steps has an epoch, and how long must a cosine schedule be that should reach zero at its end? (cell `batch-and-rate`)
+
+# %% [markdown]
+# ## Why not?
+#
+# - **When does communication bind?** When averaging a layer takes longer than its backward pass. Bytes per step do not depend on the batch; the computation does. So a rank with too small a batch cannot hide them, and adding ranks at a fixed global batch ends there.
+# - **What breaks?** The global batch grows with the ranks and learns less per token at some point. Every rank waits for the slowest one. And nothing gets smaller: a thousand ranks hold a thousand copies of the same parameters, gradients and moments.
+# - **What then?** If the copies are the problem, cut them: each rank keeps a part of the state and fetches the rest when it needs it. That is ZeRO, lesson 04.
+#
+# ## Where to go next
+#
+# - The file: `minidist/parallel/data.py`, all three versions in one place.
+# - Lab 03 (`labs/03_scaling`): scaling from one to eight ranks, on CPU or GPUs, with a plot of what you measured.
+# - Papers: Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, 2020, arXiv:2006.15704; Goyal et al., *Accurate, Large Minibatch SGD*, 2017, arXiv:1706.02677; McCandlish et al., *An Empirical Model of Large-Batch Training*, 2018, arXiv:1812.06162.

@@ -1,0 +1,124 @@
+"""Measured beside predicted: bars for one number, curves for many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from minidist.viz.style import BLUE, GREEN, GREY, INK, MARKERS, ORANGE, canvas, quantity, rank_colour, scale_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Series = Mapping[str, Sequence[float]]
+
+
+def beside(
+    measured: float,
+    predicted: float | None = None,
+    prediction: float | None = None,
+    unit: str = "",
+    title: str = "",
+    paced: bool = False,
+    axis: str = "",
+) -> Figure:
+    """One measured number beside what the formula and the learner predicted; None leaves a bar open.
+
+    unit: "bytes", "bytes/s", "s" or any word. axis: what the numbers are; the unit is added to it.
+    """
+    kind = "paced" if paced else "measured"
+    rows = [("your prediction", prediction, ORANGE), ("formula", predicted, GREEN), (kind, measured, BLUE)]
+    shown = [row for row in rows if row[0] != "formula" or predicted is not None]
+    fig, (ax,) = canvas(7.2, 0.55 * len(shown) + 1.0)
+    longest = max((abs(value) for _, value, _ in shown if value is not None), default=0) or 1
+    size, unit_name = scale_of(longest, unit)
+    for y, (_, value, colour) in enumerate(shown):
+        text = "still open: set `prediction` above and run again" if value is None else quantity(value, unit)
+        length = (value or 0) / size
+        ax.barh(y, length, color=colour, height=0.62, edgecolor=INK, linewidth=0.6)
+        ax.text(length + 0.015 * longest / size, y, text, va="center", size=9.5, color=GREY if value is None else INK)
+    ax.set_yticks(range(len(shown)), [name for name, _, _ in shown], size=10)
+    ax.invert_yaxis()
+    ax.set_xlim(0, 1.3 * longest / size)
+    ax.set_xlabel(f"{axis} [{unit_name}]".strip() if unit else axis)
+    ax.set_title(f"{title} ({kind})".strip(), size=11, color=INK, loc="left")
+    return fig
+
+
+def _curves(ax: Axes, x: Sequence[float], measured: Series, predicted: Series, colours: Mapping[str, str]) -> None:
+    for i, (name, y) in enumerate(measured.items()):
+        marker = MARKERS[i % len(MARKERS)]
+        ax.plot(x[: len(y)], y, marker, color=colours[name], ms=6.5, mec=INK, mew=0.6, label=name, zorder=3)
+    for name, y in predicted.items():
+        ax.plot(x[: len(y)], y, "-", color=colours[name], lw=1.8, label=f"{name}, predicted", zorder=2)
+
+
+def curves(
+    x: Sequence[float],
+    measured: Series,
+    predicted: Series | None = None,
+    xlabel: str = "",
+    ylabel: str = "",
+    title: str = "",
+    paced: bool = False,
+    log: str = "",
+    ax: Axes | None = None,
+) -> Figure:
+    """Measured points and predicted lines over the same x; a name that is in both has one colour.
+
+    xlabel, ylabel: with their units. log: "x", "y" or "xy". Series shorter than x end early.
+    """
+    if ax is None:
+        fig, (ax,) = canvas(7.2, 3.6)
+    else:
+        fig = ax.get_figure()
+    predicted = predicted or {}
+    names = dict.fromkeys([*measured, *predicted])
+    _curves(ax, x, measured, predicted, {name: rank_colour((4, 0, 2, 5, 6, 1)[i % 6]) for i, name in enumerate(names)})
+    if "x" in log:
+        ax.set_xscale("log")
+    if "y" in log:
+        ax.set_yscale("log")
+    else:
+        ax.set_ylim(bottom=min(0, *(v for y in (*measured.values(), *predicted.values()) for v in y)))
+    ax.grid(alpha=0.25)
+    ax.set_xlabel(xlabel)
+    ax.set_ylabel(ylabel)
+    kind = "paced" if paced else "measured"
+    if not measured:
+        kind = "predicted"
+    ax.set_title(f"{title} ({kind})".strip(), size=11, color=INK, loc="left")
+    if len(names) > 1 or predicted:
+        ax.legend(frameon=False, fontsize=9)
+    return fig
+
+
+def alpha_beta(
+    sizes: Sequence[float], seconds: Sequence[float], alpha_s: float, beta_s_per_byte: float, title: str = "", paced: bool = False
+) -> Figure:
+    """Time of a message or collective against its size, with the fitted line alpha + beta x size and its two parts.
+
+    sizes in bytes. Where the parts cross, at alpha / beta bytes, latency and bandwidth cost the same.
+    """
+    fig, (ax,) = canvas(7.2, 3.8)
+    ms = 1e3
+    first, last = min(size for size in sizes if size > 0), max(sizes)
+    smooth = [first * (last / first) ** (i / 100) for i in range(101)]
+    fitted = [(alpha_s + beta_s_per_byte * size) * ms for size in smooth]
+    ax.plot(sizes, [t * ms for t in seconds], "o", color=BLUE, mec=INK, mew=0.6, ms=6.5, zorder=4, label="measured")
+    ax.plot(smooth, fitted, "-", color=ORANGE, lw=2, zorder=3, label="fit: alpha + beta x size")
+    low = min(*fitted, *(t * ms for t in seconds))
+    ax.axhline(alpha_s * ms, color=GREEN, ls="--", lw=1.3, label=f"alpha alone: {quantity(alpha_s, 's')}")
+    by_size = [beta_s_per_byte * size * ms for size in smooth]
+    rate = quantity(1 / beta_s_per_byte, "bytes/s") if beta_s_per_byte else "unlimited"
+    ax.plot(smooth, by_size, ":", color=GREY, lw=1.8, label=f"beta x size alone: {rate}")
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_ylim(bottom=low / 3)
+    ax.grid(alpha=0.25)
+    ax.set_xlabel("size [bytes]")
+    ax.set_ylabel("time [ms]")
+    ax.set_title(f"{title} ({'paced' if paced else 'measured'})".strip(), size=11, color=INK, loc="left")
+    ax.legend(frameon=False, fontsize=9)
+    return fig

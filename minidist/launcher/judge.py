@@ -1,15 +1,15 @@
 """When is a world over, and why? Decides from what is seen from outside; starts, reads and ends nothing."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from minidist.launcher.activity import Stillness
 from minidist.launcher.job import Failure
 from minidist.launcher.slots import Snapshot, State
 
 _GRACE = 0.3  # seconds in which other ranks' failures are still collected
 _GRACE_FOR_CAUSE = 3.0  # the same while the only failures say that another rank went away
-_IDLE = 0.02  # seconds of work in a stall window that still count as nothing
+_BUSY = 2.5  # on a busy machine one looks so many times longer
 _STALL_WITH_THREADS = 10.0  # a rank with more Python threads may be waiting for one of them that sleeps
 
 
@@ -36,15 +36,15 @@ class Findings:
 class Judge:
     """Asked again and again, it says None until a world is over, then the verdict.
 
-    Deadlock: every rank is waiting or done, nothing moved for ``stall`` seconds, and in that time no thread of any rank
-    ran, was ready to run, or waited for a disk. A rank that a busy machine keeps from running is ready to run.
+    Deadlock: every rank is waiting or done, and for ``stall`` seconds no slot changed and no thread worked or was kept
+    from working.
     """
 
-    def __init__(self, timeout: float, stall: float, work: Callable[[], float | None]):
-        self._timeout, self._stall, self._work = timeout, stall, work
-        self._start = self._failed = self._still = None
+    def __init__(self, timeout: float, stall: float, stillness: Stillness):
+        self._timeout, self._stall, self._stillness = timeout, stall, stillness
+        self._start: float | None = None
+        self._failed: float | None = None
         self._signature: object = None
-        self._worked: float = 0.0
 
     def verdict(self, found: Findings, slots: Sequence[Snapshot], now: float) -> str | None:
         self._start = now if self._start is None else self._start
@@ -69,40 +69,11 @@ class Judge:
             self._signature = None
             return False
         signature = tuple(slot.changes for slot in slots)
-        worked = self._work()  # None: a thread is ready to run right now
-        moved = signature != self._signature or worked is None or worked - self._worked > _IDLE
-        if moved:
-            self._signature, self._still, self._worked = signature, now, worked or 0.0
-            if worked is None:
-                self._signature = None
-        with_threads = any(slot.threads for slot in waiting)
-        stall = max(self._stall, _STALL_WITH_THREADS) if with_threads else self._stall
-        return self._signature is not None and now - (self._still or now) > stall
-
-
-def work_of(pids: Iterable[int]) -> float | None:
-    """Seconds that all threads of these processes have run or waited for a processor; None if one could run now.
-
-    Linux: the first two fields of /proc/PID/task/TID/schedstat (kernel docs: sched-stats), the processor times of
-    /proc/PID/stat where that is missing.
-    """
-    total = 0.0
-    for pid in pids:
-        for task in Path(f"/proc/{pid}/task").glob("[0-9]*"):
-            try:
-                state = (task / "stat").read_text().rsplit(")", 1)[1].split()
-            except OSError:
-                continue
-            if state[0] in "RDTt":
-                return None
-            total += _seconds(task, state)
-    return total
-
-
-def _seconds(task: Path, stat: list[str]) -> float:
-    try:
-        ran, queued, _ = (task / "schedstat").read_text().split()
-        return (int(ran) + int(queued)) / 1e9
-    except (OSError, ValueError):
-        ticks = int(stat[11]) + int(stat[12])
-        return ticks / 100
+        if signature != self._signature:
+            self._signature = signature
+            self._stillness.reset()
+        still, busy = self._stillness.seconds(now)
+        stall = self._stall * (_BUSY if busy else 1)
+        if any(slot.threads for slot in waiting):
+            stall = max(stall, _STALL_WITH_THREADS)
+        return still > stall

@@ -12,11 +12,12 @@ from typing import NoReturn
 
 from minidist.launcher import family, rank, slots
 from minidist.launcher.job import Ending, Failure, Job
-from minidist.launcher.judge import Findings, Judge, work_of
+from minidist.launcher.activity import Stillness, threads_of
+from minidist.launcher.judge import Findings, Judge
 from minidist.launcher.output import Output
 from minidist.launcher.wire import Channel, Kind, Message
 
-_TICK = 0.05  # seconds between looks at the ranks
+_TICK = 0.1  # seconds between looks at the ranks
 _STREAMS = ("out", "err", "said")
 
 
@@ -102,7 +103,7 @@ class World:
             os._exit(98)
 
     def _watch(self) -> str:
-        judge = Judge(self.job.timeout, self.job.stall, lambda: work_of(self.pids))
+        judge = Judge(self.job.timeout, self.job.stall, Stillness(lambda: threads_of(self.pids)))
         while True:
             self._pass_on(_TICK)
             for pid, code in family.reap().items():

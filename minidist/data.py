@@ -20,35 +20,34 @@ def epoch_order(samples: int, seed: int | None, epoch: int) -> Tensor:
     [0, 1, 2, 3]
     """
     if seed is None:
-        return torch.arange(samples)
+        return torch.arange(samples, device="cpu")
     generator = torch.Generator("cpu").manual_seed(zlib.crc32(f"{seed} {epoch}".encode()))
     return torch.randperm(samples, generator=generator, device="cpu")
 
 
-def sample_indices(step: int, batch: int, samples: int, seed: int | None = 0, rank: int = 0, ranks: int = 1) -> Tensor:
+def sample_indices(
+    step: int, batch: int, samples: int, seed: int | None = 0, rank: int = 0, ranks: int = 1
+) -> list[int]:
     """Which samples `rank` of `ranks` sees at `step`: every ranks-th of the global batch, from its rank-th on.
 
     Ranks that work on the same samples (those that split the model, not the data) pass the same `rank`: their
     coordinate on the data axis. Where `ranks` doesn't divide `batch`, the first ranks get one more; where there are
     more ranks than samples in a batch, the last get none. A batch that reaches the end of an epoch goes on in the next.
 
-    >>> sample_indices(0, 8, 8, None, rank=0, ranks=2).tolist(), sample_indices(0, 8, 8, None, rank=1, ranks=2).tolist()
-    ([0, 2, 4, 6], [1, 3, 5, 7])
-    >>> [sample_indices(0, 5, 8, None, rank=r, ranks=2).tolist() for r in range(2)]
+    >>> [sample_indices(0, 8, 8, None, rank=r, ranks=2) for r in range(2)]
+    [[0, 2, 4, 6], [1, 3, 5, 7]]
+    >>> [sample_indices(0, 5, 8, None, rank=r, ranks=2) for r in range(2)]
     [[0, 2, 4], [1, 3]]
-    >>> sample_indices(1, 5, 8, None).tolist()  # epoch 0 ends after sample 7
+    >>> sample_indices(1, 5, 8, None)  # epoch 0 ends after sample 7
     [5, 6, 7, 0, 1]
     """
     if not 0 <= rank < ranks:
         raise ValueError(f"rank={rank} of ranks={ranks}: ranks count from 0 to {ranks - 1}")
     if step < 0 or batch < 1 or samples < 1:
         raise ValueError(f"step={step} must be at least 0, and batch={batch} and samples={samples} at least 1")
-    numbers = torch.arange(step * batch + rank, (step + 1) * batch, ranks)
-    epochs = numbers // samples
-    parts = [
-        epoch_order(samples, seed, int(epoch))[numbers[epochs == epoch] % samples] for epoch in epochs.unique().tolist()
-    ]
-    return torch.cat(parts) if parts else numbers
+    numbers = range(step * batch, (step + 1) * batch)[rank::ranks]
+    orders = {epoch: epoch_order(samples, seed, epoch) for epoch in {number // samples for number in numbers}}
+    return [int(orders[number // samples][number % samples]) for number in numbers]
 
 
 class TextBatches:

@@ -1,5 +1,8 @@
 """minidist: how one model is trained across many chips, small enough to read in a weekend."""
 
+from minidist.comm.comm import Comm as Comm
+from minidist.comm.layers import name_layer as name_layer
+from minidist.comm.partition import partition as partition
 from minidist.data import stdlib_tokens as stdlib_tokens
 from minidist.launch import LaunchError as LaunchError
 from minidist.launch import launch as launch
@@ -12,6 +15,11 @@ from minidist.optim import SGD as SGD
 from minidist.optim import AdamW as AdamW
 from minidist.parallel.data import DataParallel as DataParallel
 from minidist.parallel.data import average_gradients as average_gradients
+from minidist.plan.fit import fit_alpha_beta as fit_alpha_beta
+from minidist.plan.hardware import Chip as Chip
+from minidist.plan.hardware import Cluster as Cluster
+from minidist.plan.hardware import Link as Link
+from minidist.plan.step import data_parallel_step as data_parallel_step
 from minidist.timeline import Span as Span
 from minidist.timeline import Timeline as Timeline
 
@@ -19,15 +27,23 @@ __all__ = [
     "GPT",
     "SGD",
     "AdamW",
+    "Chip",
+    "Cluster",
+    "Comm",
     "DataParallel",
     "GPTConfig",
     "LaunchError",
+    "Link",
     "Mesh",
     "Span",
     "Timeline",
     "average_gradients",
+    "data_parallel_step",
+    "fit_alpha_beta",
     "global_tokens",
     "launch",
+    "name_layer",
+    "partition",
     "stdlib_tokens",
     "token_loss",
 ]

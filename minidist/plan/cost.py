@@ -128,17 +128,15 @@ def barrier(count: int, n: int) -> Traffic:
 # Every algorithm by the collective it computes; the first of each is the one a paced run is timed by.
 ALGORITHMS: Mapping[str, Mapping[str, Callable[[int, int], Traffic]]] = MappingProxyType(
     {
-        "all_reduce": {
-            "ring": ring_all_reduce,
-            "halving_doubling": halving_doubling_all_reduce,
-            "tree": tree_all_reduce,
-        },
-        "reduce_scatter": {"ring": ring_half, "halving": halving},
-        "all_gather": {"ring": ring_half, "doubling": halving, "bruck": bruck_all_gather},
-        "all_to_all": {"pairwise": ring_half, "bruck": bruck_all_to_all},
-        "broadcast": {"tree": tree, "scatter_all_gather": scatter_all_gather_broadcast},
-        "reduce": {"tree": tree},
-        "barrier": {"dissemination": barrier},
+        "all_reduce": MappingProxyType(
+            {"ring": ring_all_reduce, "halving_doubling": halving_doubling_all_reduce, "tree": tree_all_reduce}
+        ),
+        "reduce_scatter": MappingProxyType({"ring": ring_half, "halving": halving}),
+        "all_gather": MappingProxyType({"ring": ring_half, "doubling": halving, "bruck": bruck_all_gather}),
+        "all_to_all": MappingProxyType({"pairwise": ring_half, "bruck": bruck_all_to_all}),
+        "broadcast": MappingProxyType({"tree": tree, "scatter_all_gather": scatter_all_gather_broadcast}),
+        "reduce": MappingProxyType({"tree": tree}),
+        "barrier": MappingProxyType({"dissemination": barrier}),
     }
 )
 

@@ -6,6 +6,7 @@ from minidist.comm.partition import partition as partition
 from minidist.data import stdlib_tokens as stdlib_tokens
 from minidist.launch import LaunchError as LaunchError
 from minidist.launch import launch as launch
+from minidist.launch import world_from_env as world_from_env
 from minidist.loss import global_tokens as global_tokens
 from minidist.loss import token_loss as token_loss
 from minidist.mesh import Mesh as Mesh
@@ -46,4 +47,5 @@ __all__ = [
     "partition",
     "stdlib_tokens",
     "token_loss",
+    "world_from_env",
 ]

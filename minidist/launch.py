@@ -1,16 +1,18 @@
 """Ranks as processes: run one function on several of them, and always get an answer."""
 
-import linecache
+import atexit
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from minidist.launcher import arguments, environment, parent, payload, report
-from minidist.launcher.frames import Library
-from minidist.launcher.job import Ending, Job
+from minidist.comm.comm import Comm
+from minidist.launcher import arguments, environment, parent, payload, report, sources, world
+from minidist.launcher.job import Job
 
 _launcher = parent.Launcher()  # what this process keeps between launches
 
@@ -24,7 +26,7 @@ class LaunchError(RuntimeError):
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows: the message, without the frames of this package."""
-        return str(self).splitlines()
+        return f"LaunchError: {self}".splitlines()
 
 
 def launch(
@@ -42,9 +44,10 @@ def launch(
 
     ``world`` is the Comm of all ranks. ``fn`` may be defined anywhere, also in a notebook cell.
 
-    ranks: how many processes (None: 4). timeout: seconds after which they are stopped. backend: "gloo" (None) or "nccl".
-    check: compare every call across the ranks before it is made. seed: of every rank's global generators; each rank's
-    ``world.generator`` differs. pace: a Cluster whose times the run takes. concurrent: do not wait for a running launch.
+    ranks: how many processes (None: 4). timeout: seconds until they are stopped. backend: "gloo" (None) or "nccl".
+    check: compare every call across the ranks before it is made. seed: of every rank's global generators, while each
+    rank's ``world.generator`` differs. pace: a Cluster whose times the run takes. concurrent: do not wait for another
+    launch of this process to end.
 
     Under torchrun or srun no process is started: ``fn`` runs here, as the rank that the environment says, and the list
     holds its result alone. ``ranks`` may then only repeat the environment's number.
@@ -53,32 +56,105 @@ def launch(
     starts, for what cannot work; KeyboardInterrupt, after the ranks are gone, when interrupted.
     """
     arguments.check_call(fn, args)
-    arguments.check_names(fn)
     job = Job(4 if ranks is None else ranks, timeout, backend or "gloo", check, pace is not None, seed)
-    job = _with_this_process(job, fn)
+    here = _environment()
+    if not here.alone:
+        return [_run_here(fn, args, here, job, ranks, backend)]
+    environment.check_devices(job.ranks, job.backend, torch.cuda.device_count())
+    arguments.check_names(fn)
+    with _launcher.turn(concurrent):
+        return _run_there(fn, args, job, pace)
+
+
+def world_from_env(backend: str | None = None, timeout: float = 600, seed: int = 0) -> Comm:
+    """The Comm of the world that torchrun or srun started; where neither did, of a world of one.
+
+    backend: None takes "nccl" where every rank of a machine has a GPU of its own, else "gloo". timeout: seconds that a
+    collective may take. seed: see ``launch``. Rank 0 prints what was found. Raises RuntimeError if the environment is
+    half set or impossible.
+    """
+    here = _environment()
+    first = not dist.is_initialized()
+    backend, device = environment.place(here, backend, torch.cuda.device_count())
+    meet = f"tcp://{here.master}" if here.master else ""
+    comm = world.join(backend, meet, here.rank, here.size, timeout, seed, torch.device(device))
+    if first:
+        atexit.register(_leave)
+        if here.rank == 0:
+            print(f"{here.table()}\n{'backend':<14}{backend} on {device}", file=sys.stderr)
+    return comm
+
+
+def _environment() -> environment.Environment:
+    inside = os.environ.get("MINIDIST_RANK")
+    if inside is not None and not dist.is_initialized():
+        raise RuntimeError(f"this is a process that rank {inside} of a launch started; it has no world of its own")
+    if inside is not None:
+        return environment.Environment(dist.get_rank(), dist.get_world_size(), dist.get_rank(), "launch")
+    return environment.resolve(os.environ)
+
+
+def _run_here(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    here: environment.Environment,
+    job: Job,
+    ranks: int | None,
+    backend: Any,
+) -> Any:
+    """Under torchrun or srun: this process is one of the ranks."""
+    if here.source == "launch":
+        raise RuntimeError(f"launch was called on rank {here.rank} of a launch; a rank cannot start ranks")
+    if ranks is not None and ranks != here.size:
+        raise ValueError(
+            f"ranks={ranks}, but {here.source} started {here.size} ranks: leave ranks out, or start another number"
+        )
+    if job.paced:
+        raise ValueError(f"pace works with ranks that launch starts itself, not under {here.source}")
+    comm = world_from_env(backend, job.timeout, job.seed)
+    world.seed_generators(job.seed)
+    return fn(comm, *args)
+
+
+def _run_there(fn: Callable[..., Any], args: Sequence[Any], job: Job, pace: Any) -> list[Any]:
+    """On processes of our own."""
+    _launcher.zygote()  # imports torch while we pack
     try:
-        pieces = payload.dump((fn, tuple(args), pace))
+        packed = payload.dump((fn, tuple(args), pace))
     except Exception as error:
         raise arguments.why_unpicklable(fn, args, error, payload.dump) from None
-    with _launcher.turn(concurrent):
-        try:
-            ending, results = parent.converse(_launcher.open_world(), job, pieces)
-        except parent.Lost as error:
-            raise LaunchError("lost", f"the process that watches the ranks went away: {error}") from None
+    texts = sources.not_on_disk(packed.files)
+    job = replace(job, sources=texts, cwd=os.getcwd(), path=parent.search_path(), **_settings(job.ranks))
+    look = report.Look(sources.line, sources.name)
+    try:
+        ending, results = _launcher.run(job, packed.pieces)
+    except parent.Lost as lost:
+        raise LaunchError("lost", f"the process that starts the ranks went away: {lost}") from None
+    except parent.Interrupted as stop:
+        raise parent.Interrupted(report.interrupted(stop.ending, look)) from None
     if ending.verdict != "ok":
-        raise LaunchError(ending.verdict, _explain(ending, job.timeout))
-    return results
+        raise LaunchError(ending.verdict, report.explain(ending, job.timeout, look))
+    return [_value(rank, fd) for rank, fd in enumerate(results)]
 
 
-def _with_this_process(job: Job, fn: Any) -> Job:
-    from dataclasses import replace
-
+def _settings(ranks: int) -> dict[str, Any]:
+    """What the ranks take from this process's environment, and what they get where it says nothing."""
     env = dict(os.environ)
-    env.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    cores = len(os.sched_getaffinity(0))
-    threads = int(env["OMP_NUM_THREADS"]) if "OMP_NUM_THREADS" in env else max(1, cores // job.ranks)
-    return replace(job, threads=threads, cwd=os.getcwd(), path=parent.search_path(), env=env)
+    env.setdefault("GLOO_SOCKET_IFNAME", environment.loopback())
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {"env": env, "threads": environment.threads(env, cores, ranks)}
 
 
-def _explain(ending: Ending, timeout: float) -> str:
-    return report.explain(ending, timeout, linecache.getline, lambda file: file, Library.here())
+def _value(rank: int, fd: int) -> Any:
+    try:
+        return payload.read(fd)
+    except Exception as error:
+        what = f"what rank {rank} returned cannot be read here: {type(error).__name__}: {error}"
+        raise LaunchError("error", what) from error
+    finally:
+        os.close(fd)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -27,7 +27,7 @@ def check_call(fn: Any, args: Any) -> None:
 
 
 def check_names(fn: Any) -> None:
-    """Raise NameError if ``fn``, or a function of the same file that it uses, reads a global name that exists nowhere."""
+    """Raise NameError if ``fn``, or a function of its file that it uses, reads a global name that exists nowhere."""
     seen: set[int] = set()
     todo = list(_functions_of(fn))
     while todo:

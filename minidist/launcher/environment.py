@@ -1,19 +1,22 @@
-"""What the environment says about the world: torchrun's variables, else Slurm's, else a world of one. Pure functions."""
+"""What the environment says about the world: torchrun's variables, else Slurm's, else a world of one."""
 
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Environment:
-    """A process's place in a world that something else started. ``source`` is torchrun, slurm or alone."""
+    """A process's place in a world that something else started. ``source`` is torchrun, slurm, launch or alone."""
 
     rank: int
     size: int
     local_rank: int
     source: str
+    local_size: int = 1  # ranks on this machine
     master: str = ""  # host:port where the ranks meet
+    own_gpu: bool = False  # whether each rank sees only the GPU that is its own
     notes: tuple[str, ...] = ()  # what the user should know about how this was found
 
     @property
@@ -72,12 +75,14 @@ def _torchrun(env: Mapping[str, str]) -> Environment | None:
     notes = () if "LOCAL_RANK" in env else ("LOCAL_RANK is not set: RANK is used, right on one machine only",)
     _check("RANK", rank, "WORLD_SIZE", size)
     master = f"{env.get('MASTER_ADDR', '127.0.0.1')}:{env.get('MASTER_PORT', '29500')}"
-    return Environment(rank, size, local, "torchrun", master, notes)
+    local_size = _number(env, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in env else size
+    return Environment(rank, size, local, "torchrun", local_size, master, notes=notes)
 
 
 def _slurm(env: Mapping[str, str]) -> Environment:
     if "SLURM_PROCID" not in env:
-        return Environment(0, 1, 0, "alone")
+        hint = "no torchrun or srun started this process: a world of one. md.launch(fn, ranks=4) starts ranks itself."
+        return Environment(0, 1, 0, "alone", notes=(hint,))
     if "SLURM_STEP_NUM_TASKS" not in env:
         hint = "inside a Slurm job, but not started by srun: this is a world of one. Start with srun for more."
         return Environment(0, 1, 0, "alone", notes=(hint,))
@@ -92,7 +97,65 @@ def _slurm(env: Mapping[str, str]) -> Environment:
     job = int(re.sub(r"\D", "", env.get("SLURM_JOB_ID", "0")) or 0)
     step = int(re.sub(r"\D", "", env.get("SLURM_STEP_ID", "0")) or 0)
     port = env.get("MASTER_PORT") or str(20_000 + (job * 31 + step) % 20_000)
-    return Environment(rank, size, _number(env, "SLURM_LOCALID"), "slurm", f"{host}:{port}")
+    per_node = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE") or str(size)
+    local_size = tasks_on_node(per_node, int(env.get("SLURM_NODEID", "0") or 0))
+    own_gpu = "SLURM_GPUS_PER_TASK" in env
+    return Environment(rank, size, _number(env, "SLURM_LOCALID"), "slurm", local_size, f"{host}:{port}", own_gpu)
+
+
+def place(here: Environment, backend: str | None, gpus: int) -> tuple[str, str]:
+    """The backend and the device of this rank, where ``gpus`` are visible. backend: None chooses.
+
+    >>> place(Environment(5, 8, 1, "torchrun", local_size=4), None, gpus=4)
+    ('nccl', 'cuda:1')
+    >>> place(Environment(5, 8, 1, "torchrun", local_size=4), None, gpus=1)
+    ('gloo', 'cpu')
+    """
+    needed = 1 if here.own_gpu else here.local_size
+    if backend is None:
+        backend = "nccl" if not here.alone and 0 < needed <= gpus else "gloo"
+    if backend == "nccl":
+        check_devices(needed, backend, gpus)
+        return backend, "cuda:0" if here.own_gpu else f"cuda:{here.local_rank}"
+    return backend, "cpu"
+
+
+def check_devices(ranks: int, backend: str, gpus: int) -> None:
+    """Raise ValueError if ``ranks`` ranks of this machine want NCCL and there are fewer GPUs."""
+    if backend == "nccl" and ranks > gpus:
+        have = "no GPU" if gpus == 0 else "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+        raise ValueError(
+            f"backend='nccl' needs a GPU for each of the {ranks} ranks, and this machine has {have}: "
+            f"use {f'ranks={gpus}, or ' if gpus else ''}backend='gloo', which runs any number of ranks on the CPU"
+        )
+
+
+def threads(env: Mapping[str, str], cores: int, ranks: int) -> int:
+    """Threads for each rank: what OMP_NUM_THREADS says, else an equal share of the cores, at least 1.
+
+    >>> threads({}, cores=8, ranks=4), threads({}, cores=2, ranks=4), threads({"OMP_NUM_THREADS": "3"}, 8, 4)
+    (2, 1, 3)
+    """
+    wanted = env.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(wanted) if wanted.isdigit() and int(wanted) > 0 else max(1, cores // ranks)
+
+
+def loopback() -> str:
+    """The name of the interface on which a machine talks to itself."""
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in names if name.startswith("lo")), "lo")
+
+
+def tasks_on_node(per_node: str, node: int) -> int:
+    """How many tasks Slurm put on a node, from its list such as 4(x2),1.
+
+    >>> [tasks_on_node("4(x2),1", node) for node in range(3)]
+    [4, 4, 1]
+    """
+    counts: list[int] = []
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", per_node):
+        counts += [int(count)] * int(times or 1)
+    return counts[min(node, len(counts) - 1)]
 
 
 def first_host(nodes: str) -> str:

@@ -17,7 +17,7 @@ def adopt_orphans() -> None:
 
 
 def watch_process(selector: selectors.BaseSelector, pid: int) -> int:
-    """Make ``selector`` wake when process ``pid`` ends. Returns the descriptor it will report; -1 if there is no way."""
+    """Make ``selector`` wake when process ``pid`` ends. Returns the descriptor it reports; -1 if there is no way."""
     try:
         fd = os.pidfd_open(pid)
     except (AttributeError, OSError):

@@ -9,7 +9,7 @@ from types import FrameType
 
 @dataclass(frozen=True)
 class Library:
-    """The folders whose code is not the user's: minidist's, torch's, and the standard library's without site-packages."""
+    """Folders whose code is not the user's: minidist's, torch's, the standard library's without site-packages."""
 
     packages: tuple[str, ...]
     stdlib: str
@@ -35,7 +35,7 @@ class Library:
         >>> library.holds("/x/minidist/comm/comm.py"), library.holds("<ipython-input-1>")
         (True, False)
         """
-        if file.startswith(self.packages) or file.startswith("<frozen "):
+        if file.startswith((*self.packages, "<frozen ")):
             return True
         return file.startswith(self.stdlib) and not file.startswith(self.site)
 

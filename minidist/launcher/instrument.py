@@ -11,10 +11,14 @@ from torch.distributed import distributed_c10d as c10d
 from minidist.launcher.frames import Library
 from minidist.launcher.slots import Slot
 
-_BLOCKING = """all_reduce broadcast reduce all_gather all_gather_into_tensor all_gather_single gather scatter
-reduce_scatter reduce_scatter_tensor reduce_scatter_single all_to_all all_to_all_single barrier monitored_barrier send
-recv all_gather_object gather_object broadcast_object_list scatter_object_list send_object_list recv_object_list
-new_group new_subgroups isend irecv batch_isend_irecv""".split()
+_BLOCKING = (
+    *("all_reduce", "broadcast", "reduce", "gather", "scatter", "barrier", "monitored_barrier"),
+    *("all_gather", "all_gather_into_tensor", "all_gather_single", "all_to_all", "all_to_all_single"),
+    *("reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single"),
+    *("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list"),
+    *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
+    *("new_group", "new_subgroups"),
+)
 
 
 def watch_torch(slot: Slot) -> None:

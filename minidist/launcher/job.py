@@ -6,6 +6,11 @@ from typing import Any
 
 from minidist.launcher.slots import Snapshot, State
 
+BACKENDS = ("gloo", "nccl")
+_MOST_RANKS = 256
+_LONGEST = 1e7  # seconds
+_ENDING = b"\0minidist ending\0"  # no JSON and no text holds a zero byte
+
 
 @dataclass(frozen=True)
 class Job:
@@ -24,6 +29,16 @@ class Job:
     sources: dict[str, str] = field(default_factory=dict)  # text of files that are not on disk, such as notebook cells
     stall: float = 1.0  # seconds without any movement that mean deadlock
     output_limit: int = 100_000  # bytes of output shown per rank
+
+    def __post_init__(self) -> None:
+        if not _is_whole(self.ranks) or not 1 <= self.ranks <= _MOST_RANKS:
+            raise _wrong("ranks", self.ranks, f"a whole number from 1 to {_MOST_RANKS}", _is_whole(self.ranks))
+        if not _is_number(self.timeout) or not 0 < self.timeout < _LONGEST:
+            raise _wrong("timeout", self.timeout, "a number of seconds above 0", _is_number(self.timeout))
+        if self.backend not in BACKENDS:
+            raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, or None for gloo, and is {self.backend!r}")
+        if not _is_whole(self.seed):
+            raise _wrong("seed", self.seed, "a whole number", False)
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -52,7 +67,7 @@ class Failure:
 class Ending:
     """How a world ended, with what is known about each rank."""
 
-    verdict: str  # ok, deadlock, error, timeout
+    verdict: str  # ok, deadlock, error, timeout, interrupted
     seconds: float
     slots: list[Snapshot]
     failures: dict[int, Failure]  # in the order in which they came
@@ -61,14 +76,34 @@ class Ending:
     errors: dict[int, str]  # the last lines of a rank's stderr
 
     def encode(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
+        return _ENDING + json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def find(cls, data: bytes) -> "Ending | None":
+        """The ending at the end of these bytes, if it is there whole."""
+        try:
+            return cls.decode(data[data.rindex(_ENDING) :])
+        except ValueError:
+            return None
 
     @classmethod
     def decode(cls, body: bytes) -> "Ending":
-        raw: dict[str, Any] = json.loads(body)
+        raw: dict[str, Any] = json.loads(body.removeprefix(_ENDING))
         by_rank = lambda name: {int(rank): value for rank, value in raw[name].items()}
         slots = [Snapshot(**{**slot, "state": State(slot["state"])}) for slot in raw["slots"]]
         failures = {rank: Failure(**failure) for rank, failure in by_rank("failures").items()}
         return cls(
             raw["verdict"], raw["seconds"], slots, failures, by_rank("exits"), by_rank("stacks"), by_rank("errors")
         )
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _wrong(name: str, value: Any, wanted: str, right_type: bool) -> Exception:
+    return (ValueError if right_type else TypeError)(f"{name} must be {wanted}, and is {value!r}")

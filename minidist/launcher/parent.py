@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from typing import IO, Any
+from typing import IO
 
 from minidist.launcher import payload
 from minidist.launcher.job import Ending, Job
@@ -16,6 +16,7 @@ from minidist.launcher.wire import Channel, Kind, Message
 
 _START = 120.0  # seconds in which a zygote must have imported torch
 _PATIENCE = 30.0  # seconds beyond a world's own deadline in which its supervisor must have answered
+_DETACH = "import os, sys\nif os.fork() == 0: os.execv(sys.argv[1], sys.argv[1:])"
 
 
 class Lost(Exception):
@@ -23,56 +24,44 @@ class Lost(Exception):
 
 
 class Zygote:
-    """The process that forks worlds for this one. Starts when made; ``open_world`` waits until it is ready."""
+    """The process that forks worlds for this one. Made in a moment; it then needs some seconds to import torch.
+
+    It is nobody's child, so that a program's own waits for its children do not meet it, and it ends with this process.
+    """
 
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair()
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the zygote
-        self._lock = threading.Lock()
-        self._ready = False
-        env = dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
-        env["PYTHONPATH"] = os.pathsep.join(path for path in search_path() if os.pathsep not in path)
-        command = [sys.executable, "-P", "-m", "minidist.launcher.zygote", str(theirs.fileno()), str(os.getpid())]
-        self._process = subprocess.Popen(
-            command,
-            env=env,
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            start_new_session=True,
-        )
-        theirs.close()
+        one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        path = os.pathsep.join(entry for entry in search_path() if os.pathsep not in entry)
+        with theirs:
+            zygote = [sys.executable, "-P", "-m", "minidist.launcher.zygote", str(theirs.fileno()), str(os.getpid())]
+            subprocess.run(
+                [sys.executable, "-I", "-S", "-c", _DETACH, *zygote],
+                env={**os.environ, **one_thread, "PYTHONPATH": path},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                start_new_session=True,
+                check=True,
+            )
 
     def open_world(self) -> Channel:
-        """A channel to the supervisor of a new world. Raises Lost if the zygote is gone."""
+        """A channel to the supervisor of a new world. Raises OSError if the zygote is gone."""
         mine, theirs = socket.socketpair()
-        try:
-            with self._lock, theirs:
-                self._wait_until_ready()
-                socket.send_fds(self._control, [b"w"], [theirs.fileno()])
-        except (OSError, EOFError) as error:
-            mine.close()
-            raise Lost(self._last_words() or str(error)) from None
+        with theirs:
+            socket.send_fds(self._control, [b"w"], [theirs.fileno()])
         return Channel(mine)
+
+    def last_words(self) -> str:
+        """What it wrote, if anything: an error while it was starting."""
+        size = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), 2000, max(0, size - 2000)).decode("utf-8", "replace").strip()
 
     def close(self) -> None:
         """Let the zygote go."""
         self._control.close()
-
-    def _wait_until_ready(self) -> None:
-        if self._ready:
-            return
-        self._control.settimeout(_START)
-        if self._control.recv(1) != b"r":
-            raise EOFError("the process that starts ranks ended while it was starting")
-        self._control.settimeout(10)
-        self._process.wait()  # what we started has detached the zygote and ended
-        self._ready = True
-
-    def _last_words(self) -> str:
-        self._log.seek(0)
-        return self._log.read()[-2000:].decode("utf-8", "replace").strip()
 
 
 class Launcher:
@@ -94,21 +83,37 @@ class Launcher:
         with self._turn:
             yield
 
-    def open_world(self) -> Channel:
-        """A channel to a new world's supervisor; starts a zygote if there is none."""
-        for last_try in (False, True):
-            with self._starting:
-                zygote = self._zygote = self._zygote or Zygote()
-            try:
-                return zygote.open_world()
-            except Lost:
-                zygote.close()
-                with self._starting:
-                    if self._zygote is zygote:
-                        self._zygote = None
-                if last_try:
-                    raise
-        raise AssertionError("unreachable")
+    def zygote(self) -> Zygote:
+        """This process's zygote; a new one if there is none."""
+        with self._starting:
+            if self._zygote is None:
+                self._zygote = Zygote()
+            return self._zygote
+
+    def run(self, job: Job, pieces: Sequence[bytes | memoryview]) -> tuple[Ending, list[int]]:
+        """One world from the first fork to the verdict: how it ended, and a descriptor of each rank's result.
+
+        Raises Lost if no verdict came, KeyboardInterrupt if one came.
+        """
+        zygote = self.zygote()
+        try:
+            channel = zygote.open_world()
+        except OSError:  # the zygote was killed since: the next one does as well
+            self._drop(zygote)
+            zygote = self.zygote()
+            channel = zygote.open_world()
+        try:
+            return converse(channel, job, pieces)
+        except Lost as error:
+            words = zygote.last_words()
+            self._drop(zygote)
+            raise Lost(words or str(error)) from None
+
+    def _drop(self, zygote: Zygote) -> None:
+        zygote.close()
+        with self._starting:
+            if self._zygote is zygote:
+                self._zygote = None
 
     def _forget(self) -> None:
         """In a forked child: the zygote is the parent's, and so is whatever holds the locks."""
@@ -118,22 +123,34 @@ class Launcher:
         self._turn, self._starting = threading.Lock(), threading.Lock()
 
 
-def converse(channel: Channel, job: Job, pieces: Sequence[bytes | memoryview]) -> tuple[Ending, list[Any]]:
-    """Run one world: send the job, show the ranks' output, return how it ended and what the ranks returned."""
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, or a notebook's stop button, during a launch. ``ending`` says where the ranks were, if it is known."""
+
+    def __init__(self, message: str, ending: Ending | None = None):
+        super().__init__(message)
+        self.ending = ending
+
+    def _render_traceback_(self) -> list[str]:
+        return f"KeyboardInterrupt: {self}".splitlines()
+
+
+def converse(channel: Channel, job: Job, pieces: Sequence[bytes | memoryview]) -> tuple[Ending, list[int]]:
+    """Send the job, show the ranks' output, return the ending and the descriptors of the results."""
     try:
-        _send_job(channel, job, pieces)
-        channel.sock.settimeout(job.timeout + _PATIENCE)
-        results: list[Any] = []
-        while True:
-            message = channel.receive()
+        _send(channel, job, pieces)
+        channel.sock.settimeout(_START + job.timeout + _PATIENCE)
+        results: list[int] = []
+        while (message := _receive(channel)).kind != Kind.END:
             if message.kind == Kind.RESULT:
-                results.append(_result(message.fds[0]))
-            elif message.kind == Kind.END:
-                return Ending.decode(message.body), results
+                results.append(message.fds[0])
             else:
                 show(message)
-    except (OSError, EOFError) as error:
-        raise Lost(str(error)) from None
+        return Ending.decode(message.body), results
+    except KeyboardInterrupt:
+        ending = _stop(channel)
+        raise Interrupted("the launch was stopped, and so were its ranks", ending) from None
+    except Lost:
+        raise
     except BaseException:
         _stop(channel)
         raise
@@ -156,26 +173,31 @@ def search_path() -> list[str]:
     return path if package in path else [*path, package]
 
 
-def _send_job(channel: Channel, job: Job, pieces: Sequence[bytes | memoryview]) -> None:
+def _send(channel: Channel, job: Job, pieces: Sequence[bytes | memoryview]) -> None:
     inputs = os.memfd_create("inputs")
     try:
         payload.write(inputs, pieces)
         channel.send(Message(Kind.JOB, body=job.encode(), fds=(inputs,)))
+    except OSError as error:
+        raise Lost(str(error)) from None
     finally:
         os.close(inputs)
 
 
-def _result(fd: int) -> Any:
+def _receive(channel: Channel) -> Message:
     try:
-        return payload.read(fd)
-    finally:
-        os.close(fd)
+        return channel.receive()
+    except (OSError, EOFError) as error:
+        raise Lost(str(error)) from None
 
 
-def _stop(channel: Channel) -> None:
-    """Have the world ended, and wait until it is: the supervisor closes its end after its last rank is gone."""
+def _stop(channel: Channel) -> Ending | None:
+    """Have the world ended and wait until it is. The interrupt may have come in the middle of a message, so what is
+    left is not read as messages: the ending is the last thing that comes."""
+    rest = b""
     with contextlib.suppress(OSError):
+        channel.sock.settimeout(10)
         channel.sock.shutdown(socket.SHUT_WR)
-        channel.sock.settimeout(5)
-        while channel.sock.recv(1 << 16):
-            pass
+        while data := channel.sock.recv(1 << 16):
+            rest = (rest + data)[-(1 << 20) :]
+    return Ending.find(rest)

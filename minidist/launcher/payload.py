@@ -4,8 +4,6 @@ A payload lives in an anonymous file (memfd). Large tensors and arrays are not c
 (copy-on-write) mapping of that file, so four ranks share one copy of a large argument until they write to it.
 """
 
-import collections
-import importlib.machinery
 import io
 import mmap
 import os
@@ -13,6 +11,7 @@ import pickle
 import struct
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -25,11 +24,20 @@ _ALIGN = 64
 _MAP_FROM = 1 << 20  # smaller payloads are read, not mapped
 
 
-def dump(value: Any) -> list[bytes | memoryview]:
-    """The pieces of ``value`` as a payload. Raises whatever pickling raises."""
+@dataclass(frozen=True)
+class Packed:
+    """A value on its way: the pieces of its payload, and the files of all code in it."""
+
+    pieces: list[bytes | memoryview]
+    files: set[str]
+
+
+def dump(value: Any) -> Packed:
+    """``value`` as a payload. Raises whatever pickling raises."""
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
-    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
+    pickler = _Pickler(stream, protocol=5, buffer_callback=buffers.append)
+    pickler.dump(value)
     views = [buffer.raw() for buffer in buffers]
     head = [stream.tell(), len(views), *(view.nbytes for view in views)]
     pieces: list[bytes | memoryview] = [b"".join(map(_LENGTH.pack, head)), stream.getbuffer()]
@@ -38,7 +46,7 @@ def dump(value: Any) -> list[bytes | memoryview]:
         padding = -size % _ALIGN
         pieces += [bytes(padding), view]
         size += padding + view.nbytes
-    return pieces
+    return Packed(pieces, pickler.files)
 
 
 def write(fd: int, pieces: Sequence[bytes | memoryview]) -> None:
@@ -75,17 +83,17 @@ class _Pickler(cloudpickle.Pickler):
     and arrive on the CPU.
     """
 
-    dispatch_table = collections.ChainMap(
-        {CodeType: lambda code: _reduce_code(code)}, cloudpickle.Pickler.dispatch_table
-    )
-
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        self.files: set[str] = set()
         self._importable: dict[str, bool] = {}
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is torch.Tensor:
             return _reduce_tensor(obj)
+        if isinstance(obj, CodeType):
+            self.files.add(obj.co_filename)
+            return _reduce_code(obj)
         if isinstance(obj, FunctionType | type) and not self._found_by_ranks(obj.__module__):
             by_value = internals._dynamic_class_reduce if isinstance(obj, type) else self._dynamic_function_reduce
             return by_value(obj)
@@ -120,7 +128,7 @@ def importable(module: ModuleType) -> bool:
 
 
 def _reduce_code(code: CodeType) -> Any:
-    make, args = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    make, args, *_ = cloudpickle.Pickler.dispatch_table[CodeType](code)
     return make, tuple(code.co_filename if isinstance(a, str) and a == "<dynamic-code>" else a for a in args)
 
 
@@ -128,7 +136,7 @@ def _reduce_tensor(x: torch.Tensor) -> Any:
     if x.layout != torch.strided or x.is_quantized or x.device.type == "meta" or x.__dict__:
         return x.__reduce_ex__(5)
     flat = x.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    raw = pickle.PickleBuffer(flat.view(torch.uint8).numpy()) if flat.numel() else None
+    raw = pickle.PickleBuffer(flat.view(torch.uint8).numpy().data) if flat.numel() else None
     return _rebuild_tensor, (raw, x.dtype, tuple(x.shape), x.requires_grad)
 
 

@@ -1,14 +1,11 @@
 """One rank: a process forked by the supervisor. It joins the world, runs the function, and hands over what came."""
 
 import ctypes
-import datetime
 import faulthandler
-import hashlib
 import io
 import json
 import linecache
 import os
-import random
 import resource
 import signal
 import sys
@@ -18,15 +15,14 @@ from dataclasses import asdict, dataclass
 from mmap import mmap
 from typing import Any, NoReturn
 
-import numpy
 import torch
-import torch.distributed as dist
 
 from minidist.comm.comm import Comm
 from minidist.launcher import instrument, payload
 from minidist.launcher.frames import Library
 from minidist.launcher.job import Failure, Job
 from minidist.launcher.slots import Slot, State
+from minidist.launcher.world import join, seed_generators
 
 STACK_SIGNAL = signal.SIGUSR2  # asks a rank to write its stack
 _PEER_GONE = (
@@ -81,7 +77,7 @@ def _play(rank: int, job: Job, inputs: int, ends: Ends, slot: Slot, board: mmap,
         slot.set(State.FAILED)
         return asdict(describe(error))
     try:
-        payload.write(ends.result, payload.dump(value))
+        payload.write(ends.result, payload.dump(value).pieces)
     except BaseException as error:
         slot.set(State.FAILED)
         return asdict(_unsendable(value, error))
@@ -110,9 +106,7 @@ def _become_a_rank(rank: int, job: Job, ends: Ends) -> None:
     for name, text in job.sources.items():
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     torch.set_num_threads(job.threads)
-    torch.manual_seed(job.seed)
-    random.seed(job.seed)
-    numpy.random.seed(job.seed % 2**32)
+    seed_generators(job.seed)
 
 
 def _unbuffered(fd: int) -> io.TextIOWrapper:
@@ -122,14 +116,8 @@ def _unbuffered(fd: int) -> io.TextIOWrapper:
 
 
 def _join(rank: int, job: Job, slot: Slot, board: mmap, store: str, pace: Any) -> Comm:
-    device = torch.device("cpu")
-    if job.backend == "nccl":
-        device = torch.device("cuda", rank)
-        torch.cuda.set_device(device)
-    limit = datetime.timedelta(seconds=job.timeout + 30)  # the supervisor speaks first
-    dist.init_process_group(job.backend, init_method=f"file://{store}", rank=rank, world_size=job.ranks, timeout=limit)
-    generator = torch.Generator(device).manual_seed(own_seed(job.seed, rank))
-    extras: dict[str, Any] = {}
+    device = torch.device("cuda", rank) if job.backend == "nccl" else torch.device("cpu")
+    extras: dict[str, Any] = {"watch": slot}
     if job.check or pace is not None:
         from minidist.comm.checked import Board
 
@@ -138,18 +126,8 @@ def _join(rank: int, job: Job, slot: Slot, board: mmap, store: str, pace: Any) -
         from minidist.comm.pace import Pace
 
         extras["pace"] = Pace(pace)
-    return Comm(
-        dist.group.WORLD, tuple(range(job.ranks)), rank, device=device, watch=slot, generator=generator, **extras
-    )
-
-
-def own_seed(seed: int, rank: int) -> int:
-    """The seed of ``world.generator``: different for every rank and every seed.
-
-    >>> len({own_seed(seed, rank) for seed in range(50) for rank in range(50)})
-    2500
-    """
-    return int.from_bytes(hashlib.blake2b(f"{seed}/{rank}".encode(), digest_size=8).digest(), "big") >> 1
+    patience = job.timeout + 30  # the supervisor speaks first
+    return join(job.backend, f"file://{store}", rank, job.ranks, patience, job.seed, device, **extras)
 
 
 def describe(error: BaseException) -> Failure:

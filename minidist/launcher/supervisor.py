@@ -1,9 +1,9 @@
 """Watches over one world: forks its ranks, passes their output on, always answers, and leaves no process behind."""
 
 import contextlib
+import json
 import mmap
 import os
-import json
 import selectors
 import socket
 import tempfile
@@ -11,18 +11,14 @@ import time
 from typing import NoReturn
 
 from minidist.launcher import family, rank, slots
-from minidist.launcher.job import Ending, Failure, Job
 from minidist.launcher.activity import Stillness, threads_of
+from minidist.launcher.job import Ending, Failure, Job
 from minidist.launcher.judge import Findings, Judge
 from minidist.launcher.output import Output
 from minidist.launcher.wire import Channel, Kind, Message
 
 _TICK = 0.1  # seconds between looks at the ranks
 _STREAMS = ("out", "err", "said")
-
-
-class ParentGone(Exception):
-    """The process that asked for this world is gone, or wants no answer any more."""
 
 
 def main(sock: socket.socket, parent: int) -> NoReturn:
@@ -34,7 +30,7 @@ def main(sock: socket.socket, parent: int) -> NoReturn:
         job = Job.decode(message.body)
         with tempfile.TemporaryDirectory(prefix="minidist-", ignore_cleanup_errors=True) as folder:
             World(channel, parent, job, message.fds, folder).run()
-    except (EOFError, OSError, ParentGone):
+    except (EOFError, OSError):
         pass
     finally:
         family.kill_children()
@@ -55,6 +51,7 @@ class World:
         self.found = Findings(job.ranks)
         self.output = [Output(job.output_limit) for _ in range(job.ranks)]
         self.said = [b""] * job.ranks
+        self.stopped = False  # whether the parent wants no more
         self.pids: list[int] = []
         self.results: list[int] = []
         self.stacks: list[int] = []
@@ -65,7 +62,7 @@ class World:
         for number in range(self.job.ranks):
             self._fork(number)
         verdict = self._watch()
-        if verdict == "timeout":
+        if verdict in ("timeout", "interrupted"):
             self._ask_for_stacks()
         views = [slots.read(self.slots, number) for number in range(self.job.ranks)]
         family.kill_children()
@@ -104,7 +101,7 @@ class World:
 
     def _watch(self) -> str:
         judge = Judge(self.job.timeout, self.job.stall, Stillness(lambda: threads_of(self.pids)))
-        while True:
+        while not self.stopped:
             self._pass_on(_TICK)
             for pid, code in family.reap().items():
                 if pid in self.pids:
@@ -112,6 +109,7 @@ class World:
             views = [slots.read(self.slots, number) for number in range(self.job.ranks)]
             if verdict := judge.verdict(self.found, views, time.monotonic()):
                 return verdict
+        return "interrupted"
 
     def _pass_on(self, seconds: float) -> bool:
         """Read what the ranks wrote within so many seconds. True if there was anything."""
@@ -119,7 +117,9 @@ class World:
         for key, _ in ready:
             name, number = key.data
             if name == "parent":
-                raise ParentGone
+                self.stopped = True
+                self.selector.unregister(key.fd)
+                continue
             data = b""
             with contextlib.suppress(BlockingIOError):
                 data = os.read(key.fd, 1 << 16)

@@ -3,8 +3,6 @@
 It is started as ``python -m minidist.launcher.zygote SOCKET PARENT`` and ends when the parent process does.
 """
 
-import contextlib
-import ctypes
 import gc
 import os
 import selectors
@@ -14,13 +12,10 @@ import sys
 
 import cloudpickle  # noqa: F401  imported here, once, for all ranks
 import numpy  # noqa: F401
-import torch
-import torch.distributed
+import torch.distributed  # noqa: F401
 
 import minidist  # noqa: F401
 from minidist.launcher import family, supervisor
-
-READY, WORLD = b"r", b"w"
 
 
 def main(control: socket.socket, parent: int) -> None:
@@ -28,7 +23,6 @@ def main(control: socket.socket, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     family.adopt_orphans()
     gc.freeze()  # keeps the collector from touching, and so copying, the pages all ranks share
-    control.sendall(READY)
     worlds: set[int] = set()
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
@@ -61,13 +55,6 @@ def _fork_supervisor(control: socket.socket, selector: selectors.BaseSelector, f
         os._exit(1)
 
 
-def _detach() -> None:
-    """Leave the parent's children: its own waits for children never see us."""
-    if os.fork():
-        os._exit(0)
-
-
 if __name__ == "__main__":
-    _detach()
     main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
     os._exit(0)

@@ -1,7 +1,8 @@
 """SGD and AdamW: the update of one tensor as a plain function, and a class around it that is used like torch's.
 
-The functions work in place on anything of the right shape, so also on a flat shard of many parameters. They round as
-torch's do, to the last bit (its default on CPU, and foreach=True there; fused=True rounds otherwise).
+The functions work in place on anything of one shape, so also on a flat shard of many parameters. They equal torch's to
+the last bit: its default on CPU in any dtype, and foreach=True there in float32 and float64. fused=True rounds
+differently.
 """
 
 from collections.abc import Callable, Iterable
@@ -140,7 +141,7 @@ class SGD(_Optimizer):
 
     def _update(self, param: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         if group["momentum"] and state.get("momentum_buffer") is None:
-            state["momentum_buffer"] = torch.zeros_like(param)
+            state["momentum_buffer"] = torch.zeros_like(grad)
         settings = {name: group[name] for name in ("lr", "momentum", "weight_decay", "nesterov")}
         sgd_(param, grad, state.get("momentum_buffer"), **settings)
 

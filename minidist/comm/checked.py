@@ -1,15 +1,254 @@
-"""Checked mode: ranks compare what they are about to do, through memory that all of them see."""
+"""Checked mode: before anything is sent, ranks compare what they are about to do, through memory all of them see.
 
-from typing import Any
+Before its call number k in a group a rank writes down what it calls; then it reads what the others wrote for theirs.
+Whoever comes second sees a difference and raises, so that no wrong message ever leaves. It costs no message and no
+waiting. An entry that has been overwritten since is not compared: a check may be skipped, never wrong.
+"""
+
+import marshal
+import struct
+import sys
+import zlib
+from collections.abc import Sequence
+from hashlib import blake2b
+from time import sleep
+from types import FrameType
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+
+class CommMismatch(RuntimeError):
+    """Ranks of one group made calls that do not belong together."""
+
+
+class Entry(NamedTuple):
+    """What one rank wrote down about one call.
+
+    key: the group, or the group and the ends of a message. number: which call of this key. what: what all must have in
+    common. shown: the call as the error shows it. ready: when it can begin, in a paced run. send, recv: the lengths it
+    sends to and expects from each rank, empty where `what` says it all. named, others: names by which the caller knows
+    this tensor, and names of its other tensors.
+    """
+
+    key: int
+    number: int
+    what: str
+    shown: str
+    ready: float = 0.0
+    send: tuple[int, ...] = ()
+    recv: tuple[int, ...] = ()
+    named: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
 
 class Board:
-    """Shared memory in which every rank of one host writes what it calls."""
+    """A table of entries for each rank in shared memory: a rank writes into its own and reads all.
+
+    buffer: writable memory of `Board.nbytes(ranks)` zeros that all ranks share. rank: whose table is written.
+    """
+
+    SLOTS, SLOT_BYTES, PROBES = 2048, 1024, 4
+    _HEAD = struct.Struct("<IHQQ")  # checksum, length, key, number
 
     def __init__(self, buffer: Any, rank: int, ranks: int) -> None:
-        self.buffer, self.rank, self.ranks = buffer, rank, ranks
+        self._buffer, self._rank, self._ranks = buffer, rank, ranks
+        self._kept: set[int] = set()
 
-    @staticmethod
-    def nbytes(ranks: int) -> int:
-        """Bytes of shared memory that a world of this size needs."""
-        return ranks << 20
+    @classmethod
+    def nbytes(cls, ranks: int) -> int:
+        """Bytes of shared memory that a world of this size needs; pages nobody writes to cost nothing."""
+        return ranks * cls.SLOTS * cls.SLOT_BYTES
+
+    def write(self, entry: Entry, keep: bool = False) -> int:
+        """Write an entry and return its slot. keep: no other entry may take this slot before `release(slot)`."""
+        slot = self._slot(entry.key, entry.number)
+        while slot in self._kept:
+            slot = (slot + 1) % self.SLOTS
+        if keep:
+            self._kept.add(slot)
+        head = struct.pack("<QQ", entry.key, entry.number)
+        body = self._body(entry)
+        # The checksum, not the order of writes, tells that an entry is whole, whatever the machine's memory order.
+        checksum = zlib.crc32(body, zlib.crc32(head))
+        self._put(slot, struct.pack("<IH", checksum, len(body)) + head + body)
+        return slot
+
+    def release(self, slot: int) -> None:
+        """Let other entries take this slot again."""
+        self._kept.discard(slot)
+
+    def read(self, rank: int, key: int, number: int) -> Entry | None:
+        """The entry of `rank` for this call: None where it is not there yet, or no longer."""
+        first = self._slot(key, number)
+        for probe in range(self.PROBES):
+            at = (rank * self.SLOTS + (first + probe) % self.SLOTS) * self.SLOT_BYTES
+            checksum, length, found, found_number = self._HEAD.unpack_from(self._buffer, at)
+            if (found, found_number) != (key, number) or not length:
+                continue
+            whole = bytes(self._buffer[at + 6 : at + self._HEAD.size + length])
+            if zlib.crc32(whole) == checksum:
+                return Entry(key, number, *marshal.loads(whole[16:]))
+        return None
+
+    def _slot(self, key: int, number: int) -> int:
+        return (key + number) % self.SLOTS
+
+    def _put(self, slot: int, data: bytes) -> None:
+        at = (self._rank * self.SLOTS + slot) * self.SLOT_BYTES
+        self._buffer[at : at + len(data)] = data
+
+    def _body(self, entry: Entry) -> bytes:
+        """The entry's bytes; what does not fit (names first, then expected lengths) is left out, and not compared."""
+        for less in ({}, {"named": (), "others": ()}, {"named": (), "others": (), "recv": ()}):
+            body = marshal.dumps(tuple(entry._replace(**less)[2:]))
+            if len(body) <= self.SLOT_BYTES - self._HEAD.size:
+                return body
+        raise ValueError(f"an entry of {len(body)} bytes does not fit on the board")
+
+
+def key_of(text: str) -> int:
+    """A 64-bit key for a text, the same in every process."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def short(text: str, room: int = 160) -> str:
+    """The text, or where it is longer its beginning and a checksum: equal for equal texts only.
+
+    >>> short("all_reduce float32 [3]"), short("a" * 200, room=20)
+    ('all_reduce float32 [3]', 'aaaaaaa... #ec6c6b6c')
+    """
+    return text if len(text) <= room else f"{text[: room - 13]}... #{zlib.crc32(text.encode()):08x}"
+
+
+def conflict(mine: Entry, theirs: Entry, my_rank: int, their_rank: int) -> str:
+    """Why two entries do not belong together; empty where they do."""
+    if mine.what != theirs.what:
+        return "the calls differ"
+    for a, b, a_rank, b_rank in ((mine, theirs, my_rank, their_rank), (theirs, mine, their_rank, my_rank)):
+        if a.send and b.recv and a.send[b_rank] != b.recv[a_rank]:
+            return f"rank {a_rank} sends {a.send[b_rank]} to rank {b_rank}, which expects {b.recv[a_rank]}"
+    if set(mine.named) & set(theirs.named):
+        return ""
+    if set(mine.named) & set(theirs.others) and set(theirs.named) & set(mine.others):
+        return f"rank {my_rank} passes {mine.named[0]} where rank {their_rank} passes {theirs.named[0]}"
+    return ""
+
+
+def names_of(x: Tensor, frame: FrameType) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of x in a frame, and the names of other tensors there. Keeps no tensor alive.
+
+    >>> import torch
+    >>> def caller(a, b):
+    ...     return names_of(b, sys._getframe())
+    >>> caller(torch.zeros(1), torch.zeros(1))
+    (('b',), ('a',))
+    """
+    variables = frame.f_locals
+    items = list(variables.items())
+    named = tuple(sorted(name for name, value in items if value is x))
+    others = tuple(sorted(name for name, value in items if value is not x and isinstance(value, Tensor)))
+    # Before Python 3.13 a function's frame caches this dict and with it every tensor in it. Where only the frame and we
+    # hold it, it can go; where the caller asked for locals() it is theirs.
+    if frame.f_code.co_flags & 1 and sys.version_info < (3, 13) and sys.getrefcount(variables) <= 3:
+        variables.clear()
+    return named[:8], others[:16]
+
+
+class Ledger:
+    """The calls of one Comm, numbered, on the board.
+
+    ranks: the group's world ranks. key: the same text on all members and on no other group. check: compare entries;
+    otherwise they are only written, for the times of a paced run and the lengths of ragged tensors.
+    """
+
+    def __init__(self, board: Board, ranks: Sequence[int], rank: int, name: str, key: str, check: bool) -> None:
+        self.board, self.ranks, self.rank, self.name, self.check = board, ranks, rank, name, check
+        self._text, self._key, self._number = key, key_of(key), 0
+        self._messages: dict[tuple[int, int, int], tuple[int, int]] = {}
+
+    def collective(self, what: str, shown: str = "", *, keep: bool = False, **details: Any) -> "Posted":
+        """Write this rank's next call of the group; raises CommMismatch where another's does not belong to it."""
+        entry = Entry(self._key, self._number, short(what), short(shown or what), **details)
+        self._number += 1
+        others = [r for r in range(len(self.ranks)) if r != self.rank]
+        return self._post(Posted(entry, others, self.board.write(entry, keep), f"call {entry.number} of {self.name!r}"))
+
+    def message(self, what: str, shown: str, src: int, dst: int, tag: int, ready: float) -> "Posted":
+        """Write this rank's side of the next message from src to dst with this tag."""
+        key, number = self._messages.get((src, dst, tag)) or (key_of(f"{self._text} {src}>{dst} {tag}"), 0)
+        self._messages[src, dst, tag] = key, number + 1
+        entry = Entry(key, number, what, short(shown), ready)
+        title = f"message {number} from rank {src} to rank {dst} of {self.name!r} with tag {tag}"
+        return self._post(Posted(entry, [dst if src == self.rank else src], self.board.write(entry), title))
+
+    def gather(self, posted: "Posted") -> list[Entry]:
+        """Everyone's entry for this call, in the order of the ranks, as soon as all are there."""
+        entries = [self.board.read(self.ranks[r], *posted.call) for r in range(len(self.ranks))]
+        pause = 2e-5
+        while missing := [r for r, entry in enumerate(entries) if entry is None]:
+            sleep(pause)
+            pause = min(pause * 1.1, 1e-3)
+            for r in missing:
+                entries[r] = entry = self.board.read(self.ranks[r], *posted.call)
+                if entry is not None:
+                    self._compare(posted, r, entry)
+        return [entry for entry in entries if entry is not None]
+
+    def ready(self, posted: "Posted") -> float:
+        """When the last of those who take part was ready."""
+        found = (self.board.read(self.ranks[r], *posted.call) for r in posted.others)
+        return max([posted.entry.ready, *(entry.ready for entry in found if entry is not None)])
+
+    def _post(self, posted: "Posted") -> "Posted":
+        for r in posted.others:
+            theirs = self.board.read(self.ranks[r], *posted.call)
+            if theirs is not None:
+                self._compare(posted, r, theirs)
+        return posted
+
+    def _compare(self, posted: "Posted", r: int, theirs: Entry) -> None:
+        why = conflict(posted.entry, theirs, self.rank, r) if self.check else ""
+        if why:
+            raise CommMismatch(self._explain(posted, why))
+
+    def _explain(self, posted: "Posted", why: str) -> str:
+        rows = []
+        for r in sorted([self.rank, *posted.others]):
+            world_rank = self.ranks[r]
+            entry = posted.entry if r == self.rank else self.board.read(world_rank, *posted.call)
+            if entry is None:
+                continue  # not there yet
+            also = "" if r == world_rank else f" (world rank {world_rank})"
+            names = f", called {', '.join(entry.named)}" if entry.named else ""
+            rows.append(f"  rank {r}{also}: {entry.shown}{names}")
+        return "\n".join([f"{posted.title}: {why}; nothing was sent", *rows])
+
+
+class Posted(NamedTuple):
+    """An entry on the board, the ranks whose entries belong to it, its slot, and what an error calls it."""
+
+    entry: Entry
+    others: list[int]
+    slot: int
+    title: str
+
+    @property
+    def call(self) -> tuple[int, int]:
+        return self.entry.key, self.entry.number
+
+
+def caller() -> tuple[FrameType | None, str]:
+    """The frame that called into this package's comm, if that is not the package itself; and the user's line."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _module(frame).startswith("minidist.comm"):
+        frame = frame.f_back
+    direct = frame if frame is not None and not _module(frame).startswith("minidist.") else None
+    while frame is not None and _module(frame).startswith(("minidist.", "torch.")):
+        frame = frame.f_back
+    where = "" if frame is None else f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+    return direct, where
+
+
+def _module(frame: FrameType) -> str:
+    return frame.f_globals.get("__name__", "")

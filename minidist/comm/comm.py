@@ -1,13 +1,15 @@
 """Comm: one rank's view of a group of ranks, and everything the group can do together.
 
-The names are those of torch.distributed; what differs is that a call cannot go quietly wrong: any view is a legal
-tensor, ranks are counted inside the group, every call is recorded, and in checked mode the ranks compare what they call
-before anything is sent. Tensors are data here: no call is differentiable, and one that requires a gradient is read and
-written as `x.detach()` is.
+The names are those of torch.distributed. What differs is that a call cannot go quietly wrong: any view is a legal
+tensor, ranks are counted inside the group, every call is recorded, and in checked mode the ranks compare what they are
+about to call before anything is sent. Tensors are data here: no call is differentiable, results require no gradient,
+and a backward pass that reaches a tensor which a call wrote into raises.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
 from time import monotonic
 from typing import Any
 
@@ -15,24 +17,41 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from minidist.comm import wire
+from minidist.comm import checked, pace, wire
+from minidist.comm.groups import check_division, groups_made, torch_groups
 from minidist.comm.handle import Handle, NullWatch, Watch
 from minidist.comm.partition import lengths
 from minidist.comm.recorder import Call, Recorder
+from minidist.comm.transport import Started, transport
 from minidist.plan import cost
 from minidist.timeline import Span
 
 
+@dataclass(slots=True)
+class _Opened:
+    """A call that has been checked: what `_close` needs to issue, record and pace it."""
+
+    op: str
+    start: float
+    ends: tuple[int, ...]  # the world ranks it is between
+    posted: checked.Posted | None = None
+
+
 class Comm:
-    """One rank's view of a group: `rank` of `size`, which are the world's `ranks`.
+    """One rank's view of a group: it is `rank` of `size`, and the group is the world's `ranks`.
 
-    Every method that takes `async_op` returns the result, or a `Handle` whose `wait()` returns it. `op` is one of "sum",
-    "mean", "min", "max", "product". `src` and `dst` count inside this Comm.
+    A method that takes `async_op` returns its result, or with async_op=True a `Handle` whose `wait()` returns it. `op`
+    is "sum", "mean", "min", "max" or "product". `src` and `dst` count inside this Comm. Tensors are of a type in
+    `wire.DTYPES` on `device`, of any shape and strides; "dim 0" of a scalar is one row.
 
-    group: torch's process group (None: the default one). ranks: the members' world ranks. rank: my index in them.
-    device: where the tensors live. recorder, watch: told of every call, and of every wait. board: shared memory for
-    checked mode, see `minidist.comm.checked`. pace: a modelled cluster, see `minidist.comm.pace`. generator: this
-    rank's own random numbers.
+    group: torch's process group, None for the default one. ranks: the members' world ranks, ascending. rank: my index
+    in them. device: where tensors live. recorder, watch: told of every call, of every wait. board: memory shared by all
+    ranks of the host. check: compare calls on the board before making them. pace: modelled times, see
+    `minidist.comm.pace`; needs a board. generator: this rank's own random numbers. name: for errors. key: the same text
+    on all members and on no other group.
+
+    Raises ValueError where rank or ranks cannot be. Every method raises TypeError or ValueError for an argument that
+    cannot work, and in checked mode `CommMismatch` where ranks call different things.
     """
 
     def __init__(
@@ -43,21 +62,32 @@ class Comm:
         device: torch.device | None = None,
         recorder: Recorder | None = None,
         watch: Watch | None = None,
-        board: Any = None,
-        pace: Any = None,
+        board: checked.Board | None = None,
+        pace: pace.Pace | None = None,
         generator: torch.Generator | None = None,
+        check: bool = True,
         name: str = "world",
+        key: str = "world",
     ) -> None:
-        self.group, self.ranks, self.rank, self.name = group, tuple(ranks), rank, name
+        ranks = tuple(ranks)
+        if not ranks or any(a >= b for a, b in pairwise(ranks)):
+            raise ValueError(f"ranks must be ascending and not empty, got {list(ranks)}")
+        if not 0 <= rank < len(ranks):
+            raise ValueError(f"rank {rank} is no index into the {len(ranks)} ranks {list(ranks)}")
+        if pace is not None and board is None:
+            raise ValueError("a paced Comm needs a board: the ranks read on it when the others called")
+        self.group, self.ranks, self.rank, self.size, self.name = group, ranks, rank, len(ranks), name
         self.device = torch.device("cpu") if device is None else device
         self.recorder = Recorder() if recorder is None else recorder
-        self.watch = NullWatch() if watch is None else watch
-        self.board, self.pace = board, pace
-        self.generator = torch.Generator() if generator is None else generator
-
-    @property
-    def size(self) -> int:
-        return len(self.ranks)
+        self.recorder.paced = pace is not None
+        self.watch: Watch = NullWatch() if watch is None else watch
+        self.board, self.pace, self.check = board, pace, check
+        self.generator = torch.Generator(self.device) if generator is None else generator
+        self._key, self._divisions = key, 0
+        self._transport = transport(group, rank, self.size)
+        self._ledger: checked.Ledger | None = None
+        if board is not None and self.size > 1:
+            self._ledger = checked.Ledger(board, ranks, rank, name, key, check)
 
     def __repr__(self) -> str:
         return f"Comm({self.name!r}, rank {self.rank} of {self.size}, world ranks {list(self.ranks)})"
@@ -65,79 +95,69 @@ class Comm:
     # ---- collectives -------------------------------------------------------------------------------------------------
 
     def all_reduce(self, x: Tensor, op: str = "sum", *, async_op: bool = False) -> Any:
-        """Reduce x element by element over all ranks, into x on every rank. x: any shape, the same everywhere."""
+        """Reduce x element by element over all ranks, into x on each. x: the same shape on all ranks."""
         wire.check("all_reduce", x, self.device, written=True)
         wire.check_reduction("all_reduce", op, x)
-        call, data, works = self._begin("all_reduce", x.nbytes), wire.pack(x), []
-        if self.size > 1:
-            works = [dist.all_reduce(data, wire.reduce_op(op, x.dtype), group=self.group, async_op=True)]
-        return self._end(call, works, lambda: wire.unpack(self._mean(data, op), x), async_op)
+        opened = self._open("all_reduce", x, f"(op={op!r})", names=True)
+        data = wire.pack(x)
+        started = self._transport.all_reduce(data, wire.packed_reduction(op, x.dtype))
+        return self._close(opened, x.nbytes, started, lambda: wire.unpack(self._divided(data, op), x), async_op)
 
     def reduce(self, x: Tensor, dst: int, op: str = "sum", *, async_op: bool = False) -> Any:
         """Reduce x element by element over all ranks, into x on rank dst; elsewhere x stays as it is."""
         wire.check("reduce", x, self.device, written=True)
         wire.check_reduction("reduce", op, x)
-        self._peer("reduce", "dst", dst)
-        call, data, works = self._begin("reduce", x.nbytes), wire.pack(x), []
-        mine = self.rank == dst
-        if not mine and data.data_ptr() == x.data_ptr():
-            data = data.clone()  # gloo leaves partial sums in it
-        if self.size > 1:
-            reduction = wire.reduce_op(op, x.dtype)
-            works = [dist.reduce(data, op=reduction, group=self.group, async_op=True, group_dst=dst)]
-        return self._end(call, works, lambda: wire.unpack(self._mean(data, op), x) if mine else x, async_op)
+        wire.check_rank("reduce", "dst", dst, self.size)
+        opened = self._open("reduce", x, f"(dst={dst}, op={op!r})", names=True)
+        data = wire.pack(x)
+        started = self._transport.reduce(data, dst, wire.packed_reduction(op, x.dtype))
+
+        def finish() -> Tensor:
+            return wire.unpack(self._divided(data, op), x) if self.rank == dst else x
+
+        return self._close(opened, x.nbytes, started, finish, async_op)
 
     def broadcast(self, x: Tensor, src: int, *, async_op: bool = False) -> Any:
-        """Copy rank src's x into everyone's x. x: any shape, the same everywhere."""
+        """Copy rank src's x into everyone's x. x: the same shape on all ranks."""
         wire.check("broadcast", x, self.device, written=True)
-        self._peer("broadcast", "src", src)
-        call, data, works = self._begin("broadcast", x.nbytes), wire.pack(x), []
-        if self.size > 1:
-            works = [dist.broadcast(data, group=self.group, async_op=True, group_src=src)]
-        return self._end(call, works, lambda: wire.unpack(data, x), async_op)
+        wire.check_rank("broadcast", "src", src, self.size)
+        opened = self._open("broadcast", x, f"(src={src})")
+        data = wire.pack(x)
+        started = self._transport.broadcast(data, src)
+        return self._close(opened, x.nbytes, started, lambda: wire.unpack(data, x), async_op)
 
     def all_gather(self, x: Tensor, sizes: Sequence[int] | None = None, *, async_op: bool = False) -> Any:
-        """Everyone's x, concatenated along dim 0 in the order of the ranks. x: [n_r, ...] -> [sum of n_r, ...].
+        """Everyone's x, concatenated along dim 0 in the order of the ranks: [n_r, ...] -> [sum of n_r, ...].
 
-        sizes: every rank's n_r, where it is known; otherwise the ranks exchange it first.
+        sizes: n_r of every rank, if known. Otherwise the call first waits, also with async_op, until every rank has
+        called and said its length.
         """
         wire.check("all_gather", x, self.device)
         x = x.reshape(1) if x.dim() == 0 else x
-        sizes = self._gather_sizes(len(x)) if sizes is None else list(sizes)
+        if sizes is not None and (len(sizes) != self.size or sizes[self.rank] != len(x)):
+            raise ValueError(f"all_gather: sizes {list(sizes)} must be {self.size} lengths, mine {len(x)}")
+        asked = "" if sizes is None else f"(sizes={list(sizes)})"
+        send = (len(x),) * self.size
+        opened = self._open("all_gather", x, asked, ragged=True, names=True, keep=sizes is None, send=send)
+        sizes = self._told(opened, list(send)) if sizes is None else sizes
         out = x.new_empty(sum(sizes), *x.shape[1:])
-        call, data, result, works = self._begin("all_gather", out.nbytes), wire.pack(x), wire.pack(out), []
-        if self.size == 1:
-            result.copy_(data)
-        elif min(sizes) == max(sizes):
-            works = [wire.all_gather_single(result, data, group=self.group, async_op=True)]
-        else:
-            pieces = result.split(sizes)
-            pieces[self.rank].copy_(data)
-            works = [
-                dist.broadcast(pieces[r], group=self.group, async_op=True, group_src=r)
-                for r in range(self.size)
-                if sizes[r]
-            ]
-        return self._end(call, works, lambda: out, async_op)
+        started = self._transport.all_gather(wire.pack(out), wire.pack(x), sizes)
+        return self._close(opened, out.nbytes, started, lambda: out, async_op)
 
     def reduce_scatter(self, x: Tensor, op: str = "sum", *, async_op: bool = False) -> Any:
         """This rank's `md.partition` slice, along dim 0, of the reduction of x over all ranks; x stays as it is.
 
-        x: [n, ...], the same shape everywhere, n any length -> [this rank's share of n, ...].
+        x: [n, ...] with any n, the same shape on all ranks -> [this rank's share of n, ...], a new tensor.
         """
         wire.check("reduce_scatter", x, self.device)
         wire.check_reduction("reduce_scatter", op, x)
         x = x.reshape(1) if x.dim() == 0 else x
-        call, data, works = self._begin("reduce_scatter", x.nbytes), wire.pack(x), []
+        opened = self._open("reduce_scatter", x, f"(op={op!r})", names=True)
         parts = lengths(len(x), self.size)
-        pieces = data.new_empty(self.size, parts[self.rank], *x.shape[1:])
-        if self.size == 1:
-            pieces.copy_(data)
-        else:
-            flat = pieces.flatten(0, 1)
-            same = [parts[self.rank]] * self.size
-            works = [dist.all_to_all_single(flat, data, same, parts, group=self.group, async_op=True)]
-        return self._end(call, works, lambda: self._mean(_reduce_rows(pieces, op), op).view(x.dtype), async_op)
+        out = x.new_empty(parts[self.rank], *x.shape[1:])
+        data, mine = wire.pack(x), wire.pack(out)
+        started = self._transport.reduce_scatter(mine, data, wire.packed_reduction(op, x.dtype), parts)
+        return self._close(opened, x.nbytes, started, lambda: self._divided(out, op), async_op)
 
     def all_to_all(
         self,
@@ -147,148 +167,210 @@ class Comm:
         *,
         async_op: bool = False,
     ) -> Any:
-        """Send a piece of x to every rank and concatenate the pieces received, along dim 0, in the order of the ranks.
+        """Send a piece of x to every rank; return the pieces received. Both along dim 0, in the order of the ranks.
 
-        send_sizes: length of the piece for each rank (default: `md.partition` of len(x), which must then be the same on
-        all ranks). recv_sizes: lengths that arrive, exchanged first where only send_sizes are given.
+        send_sizes: length of the piece for each rank. recv_sizes: of the piece from each rank; if send_sizes are given
+        and these are not, the call first waits until every rank has called and said its lengths. With neither x has the
+        same shape on all ranks and is cut by `md.partition`.
         """
         wire.check("all_to_all", x, self.device)
         x = x.reshape(1) if x.dim() == 0 else x
-        if send_sizes is None:
-            send_sizes = lengths(len(x), self.size)
-            recv_sizes = [send_sizes[self.rank]] * self.size if recv_sizes is None else recv_sizes
-        send_sizes = list(send_sizes)
-        if len(send_sizes) != self.size or sum(send_sizes) != len(x):
-            raise ValueError(f"all_to_all: send_sizes {send_sizes} must be {self.size} lengths with sum {len(x)}")
-        recv_sizes = self._swap_sizes(send_sizes) if recv_sizes is None else list(recv_sizes)
-        out = x.new_empty(sum(recv_sizes), *x.shape[1:])
-        call, data, result, works = self._begin("all_to_all", x.nbytes), wire.pack(x), wire.pack(out), []
-        if self.size == 1:
-            result.copy_(data)
+        even = lengths(len(x), self.size)
+        if send_sizes is None and recv_sizes is None:
+            opened, send, recv = self._open("all_to_all", x), even, [even[self.rank]] * self.size
         else:
-            works = [dist.all_to_all_single(result, data, recv_sizes, send_sizes, group=self.group, async_op=True)]
-        return self._end(call, works, lambda: out, async_op)
+            send = even if send_sizes is None else list(send_sizes)
+            recv = None if recv_sizes is None else list(recv_sizes)
+            wire.check_sizes(send, recv, len(x), self.rank, self.size)
+            written = {"keep": recv is None, "send": tuple(send), "recv": tuple(recv or ())}
+            opened = self._open("all_to_all", x, "(sizes)", ragged=True, **written)
+            recv = self._told(opened, send) if recv is None else recv
+        out = x.new_empty(sum(recv), *x.shape[1:])
+        started = self._transport.all_to_all(wire.pack(out), wire.pack(x), recv, send)
+        sent = (len(x) - send[self.rank]) * (x.nbytes // max(len(x), 1))
+        return self._close(opened, x.nbytes, started, lambda: out, async_op, sent)
 
     def barrier(self) -> None:
         """Return once every rank has called."""
-        self.all_reduce(torch.zeros(1, device=self.device))
+        nothing = torch.empty(0, device=self.device)
+        opened = self._open("barrier", nothing)
+        self._close(opened, 0, self._transport.barrier(), lambda: nothing, async_op=False)
 
     # ---- messages ----------------------------------------------------------------------------------------------------
 
     def send(self, x: Tensor, dst: int, tag: int = 0) -> None:
-        """Send x to rank dst, which calls `recv` with a tensor of this size and type. Returns when x may be reused."""
-        self._send("send", x, dst, tag).wait()
+        """Send x to rank dst, which receives as many elements of this type. Returns when x may be reused.
+
+        It may wait until dst calls recv: two ranks that both send first wait for each other.
+        """
+        self._send("send", x, dst, tag)
 
     def recv(self, x: Tensor, src: int, tag: int = 0) -> Tensor:
-        """Receive what rank src sends, into x."""
-        return self._recv("recv", x, src, tag).wait()
+        """Receive into x what rank src sends with this tag; x is returned."""
+        return self._recv("recv", x, src, tag)
 
     def isend(self, x: Tensor, dst: int, tag: int = 0) -> Handle:
-        """Begin to send x; leave x alone until the handle's `wait()`."""
+        """Begin to send x to rank dst; leave x alone until the handle's `wait()`."""
         return self._send("isend", x, dst, tag)
 
     def irecv(self, x: Tensor, src: int, tag: int = 0) -> Handle:
-        """Begin to receive into x; the handle's `wait()` returns it."""
+        """Begin to receive into x what rank src sends with this tag; the handle's `wait()` returns x.
+
+        Messages between two ranks with one tag arrive in the order in which both sides called.
+        """
         return self._recv("irecv", x, src, tag)
 
-    def _send(self, op: str, x: Tensor, dst: int, tag: int) -> Handle:
+    def _send(self, op: str, x: Tensor, dst: int, tag: int) -> Any:
         wire.check(op, x, self.device)
-        self._peer(op, "dst", dst, other=True)
-        call, data = self._begin(op, x.nbytes, x.nbytes), wire.pack(x)
-        work = dist.isend(data, group=self.group, group_dst=dst, tag=tag)
-        return self._end(call, [work], lambda: x, async_op=True)
+        wire.check_peer(op, "dst", dst, tag, self.rank, self.size)
+        opened = self._open_message(op, x, self.rank, dst, tag)
+        started = self._transport.isend(wire.pack(x), dst, tag)
+        return self._close(opened, x.nbytes, started, lambda: x, op == "isend", x.nbytes)
 
-    def _recv(self, op: str, x: Tensor, src: int, tag: int) -> Handle:
+    def _recv(self, op: str, x: Tensor, src: int, tag: int) -> Any:
         wire.check(op, x, self.device, written=True)
-        self._peer(op, "src", src, other=True)
-        call, data = self._begin(op, x.nbytes, 0), wire.pack(x)
-        work = dist.irecv(data, group=self.group, group_src=src, tag=tag)
-        return self._end(call, [work], lambda: wire.unpack(data, x), async_op=True)
+        wire.check_peer(op, "src", src, tag, self.rank, self.size)
+        opened = self._open_message(op, x, src, self.rank, tag)
+        data = wire.pack(x)
+        started = self._transport.irecv(data, src, tag)
+        return self._close(opened, x.nbytes, started, lambda: wire.unpack(data, x), op == "irecv", 0)
 
-    # ---- groups ------------------------------------------------------------------------------------------------------
+    # ---- groups and time ---------------------------------------------------------------------------------------------
 
     def subgroups(self, members: Sequence[Sequence[int]], name: str = "group") -> "Comm | None":
-        """Divide this Comm: every rank passes the same lists of this Comm's ranks and gets the Comm it belongs to."""
-        mine = None
-        for group in members:
-            ranks = [self.ranks[r] for r in group]
-            torch_group = dist.new_group(ranks) if self.size > 1 else None
-            if self.rank in group:
-                mine = Comm(
-                    torch_group,
-                    ranks,
-                    list(group).index(self.rank),
-                    self.device,
-                    self.recorder,
-                    self.watch,
-                    self.board,
-                    self.pace,
-                    self.generator,
-                    name,
-                )
-        return mine
+        """Divide this Comm: every rank of it passes the same lists of its ranks, and gets the Comm it belongs to.
+
+        members: ascending lists, no rank in two. A rank in none of them gets None. name: of the new Comms.
+        """
+        members = [tuple(group) for group in members]
+        check_division(members, self.size)
+        if self._ledger is not None and self.check:
+            self._ledger.collective(f"subgroups({[list(group) for group in members]})")
+        self._divisions += 1
+        division = [tuple(self.ranks[r] for r in group) for group in members]
+        me = self.ranks[self.rank]
+        if self.size > 1:
+            self._check_numbering()
+            with self.watch.waiting("subgroups"):
+                groups = torch_groups(division, me, self.size)
+        else:
+            groups = [None] * len(members)
+        for i, ranks in enumerate(division):
+            if me in ranks:
+                key = f"{self._key}/{self._divisions}.{i}"
+                return self._child(groups[i], ranks, ranks.index(me), name, key)
+        return None
+
+    def _check_numbering(self) -> None:
+        """Where only part of the world makes groups, torch needs its members to have made as many so far."""
+        if self.size < dist.get_world_size() and len(set(self.all_gather(groups_made()).tolist())) > 1:
+            raise RuntimeError(f"ranks of {self.name!r} are in different numbers of groups: divide the world instead")
+
+    def _child(self, group: Any, ranks: tuple[int, ...], rank: int, name: str, key: str) -> "Comm":
+        shared = (self.device, self.recorder, self.watch, self.board, self.pace, self.generator, self.check)
+        return Comm(group, ranks, rank, *shared, name, key)
 
     @contextmanager
-    def compute(self, action: str, flops: float | None = None, seconds: float | None = None) -> Iterator[None]:
-        """Record the body as a computation; in a paced run it takes its modelled time, by flops or as given."""
+    def compute(self, action: Any, flops: float | None = None, seconds: float | None = None) -> Iterator[None]:
+        """Record the body as a computation; in a paced run it takes its modelled time, by `flops` or `seconds`.
+
+        action: what the timeline calls it. flops: operations, at the chip's peak. A body that takes longer than its
+        modelled time takes as long as it takes.
+        """
         start = monotonic()
         yield
+        if self.pace is not None:
+            pace.sleep_until(start + self.pace.compute_seconds(flops, seconds))
         self.recorder.spans.append(Span(self.ranks[self.rank], action, start, monotonic()))
 
-    # ---- inside ------------------------------------------------------------------------------------------------------
+    # ---- inside: a call is opened (checked, written on the board), issued, and closed (recorded, awaited) ------------
 
-    def _peer(self, op: str, what: str, rank: int, *, other: bool = False) -> None:
-        if not isinstance(rank, int) or not 0 <= rank < self.size:
-            raise ValueError(f"{op}: {what}={rank!r} is no rank of this Comm: they are 0 to {self.size - 1}")
-        if other and rank == self.rank:
-            raise ValueError(f"{op}: {what}={rank} is this rank itself: a message needs two ranks")
+    def _open(
+        self, op: str, x: Tensor, arguments: str = "", *, ragged: bool = False, names: bool = False, **written: Any
+    ) -> _Opened:
+        """Begin a collective. ragged: lengths along dim 0 may differ. written: into the entry on the board."""
+        opened = _Opened(op, monotonic(), self.ranks)
+        if self._ledger is None or not (self.check or self.pace or written.get("keep")):
+            return opened
+        what = shown = op
+        if self.check:
+            frame, where = checked.caller()
+            if names and frame is not None:
+                written["named"], written["others"] = checked.names_of(x, frame)
+            kind, shape = wire.name(x.dtype), list(x.shape)
+            what = f"{op}{arguments} of {kind} {['*', *shape[1:]] if ragged else shape}"
+            shown = f"{op}{arguments} of {kind} {shape} at {where}"
+        if self.pace is not None:
+            payload = x.nbytes * self.size if op == "all_gather" else x.nbytes
+            written["ready"] = self.pace.call(op, payload, self.ranks)
+        opened.posted = self._ledger.collective(what, shown, **written)
+        return opened
 
-    def _begin(self, op: str, nbytes: int, sent: int | None = None) -> Call:
+    def _open_message(self, op: str, x: Tensor, src: int, dst: int, tag: int) -> _Opened:
+        ends = (self.ranks[src], self.ranks[dst])
+        opened = _Opened(op, monotonic(), ends)
+        if self._ledger is None or not (self.check or self.pace):
+            return opened
+        what, shown = f"{x.numel()} {wire.name(x.dtype)}", op
+        if self.check:
+            peer = f"dst={dst}" if src == self.rank else f"src={src}"
+            shown = f"{op}({peer}, tag={tag}) of {wire.name(x.dtype)} {list(x.shape)} at {checked.caller()[1]}"
+        ready = 0.0 if self.pace is None else self.pace.call(op, x.nbytes, ends)
+        opened.posted = self._ledger.message(what, shown, src, dst, tag, ready)
+        return opened
+
+    def _close(
+        self,
+        opened: _Opened,
+        nbytes: int,
+        started: Started,
+        finish: Callable[[], Tensor],
+        async_op: bool,
+        sent: int | None = None,
+    ) -> Any:
+        """Record the call, and wait for it or hand out its handle."""
         if sent is None:
-            sent = cost.bytes_sent(op, nbytes, self.size)
-        call = Call(op, nbytes, sent, self.ranks, monotonic(), None, self.ranks[self.rank])
+            sent = cost.bytes_sent(opened.op, nbytes, self.size)
+        call = Call(opened.op, nbytes, sent, self.ranks, opened.start, None, self.ranks[self.rank])
         self.recorder.calls.append(call)
-        return call
+        if async_op and opened.ends == self.ranks and self.device.type == "cpu":
+            started.at_end(lambda: _ended(call))
 
-    def _end(self, call: Call, works: list[Any], finish: Callable[[], Tensor], async_op: bool) -> Any:
         def done() -> Tensor:
             result = finish()
-            call.end = monotonic()
+            self._time(call, opened)
             return result
 
-        handle = Handle(f"{call.op}.wait()" if async_op else call.op, works, done, self.watch)
+        handle = Handle(f"{call.op}.wait()" if async_op else call.op, started, done, self.watch)
         return handle if async_op else handle.wait()
 
-    def _mean(self, data: Tensor, op: str) -> Tensor:
+    def _time(self, call: Call, opened: _Opened) -> None:
+        posted, ledger = opened.posted, self._ledger
+        if posted is not None and ledger is not None:
+            ledger.board.release(posted.slot)
+            if self.pace is not None:
+                times = self.pace.times(call.op, call.nbytes, opened.ends, ledger.ready(posted))
+                call.start, call.end = times
+                pace.sleep_until(call.end)
+        _ended(call)
+
+    def _divided(self, data: Tensor, op: str) -> Tensor:
         return data.div_(self.size) if op == "mean" else data
 
-    def _gather_sizes(self, length: int) -> list[int]:
+    def _told(self, opened: _Opened, send: list[int]) -> list[int]:
+        """The length each rank sends here, every rank knowing what it sends to each."""
         if self.size == 1:
-            return [length]
-        sizes = torch.zeros(self.size, dtype=torch.int64)
-        with self.watch.waiting("all_gather"):
-            wire.all_gather_single(sizes, torch.tensor([length]), group=self.group)
-        return sizes.tolist()
-
-    def _swap_sizes(self, send_sizes: list[int]) -> list[int]:
-        if self.size == 1:
-            return send_sizes
-        sizes = torch.zeros(self.size, dtype=torch.int64)
-        with self.watch.waiting("all_to_all"):
-            dist.all_to_all_single(sizes, torch.tensor(send_sizes), group=self.group)
-        return sizes.tolist()
+            return send
+        with self.watch.waiting(opened.op):
+            if self._ledger is not None and opened.posted is not None:
+                return [entry.send[self.rank] for entry in self._ledger.gather(opened.posted)]
+            mine = torch.tensor(send, device=self.device)
+            theirs, ones = torch.empty_like(mine), [1] * self.size
+            for work in self._transport.all_to_all(theirs, mine, ones, ones).works:
+                work.wait()
+        return theirs.tolist()
 
 
-def _reduce_rows(pieces: Tensor, op: str) -> Tensor:
-    """Reduce dim 0 in the order of the rows, so that the result does not depend on who came first."""
-    total = pieces[0].clone()
-    for piece in pieces[1:]:
-        if op == "max" or (pieces.dtype is torch.bool and op == "sum"):
-            torch.maximum(total, piece, out=total)
-        elif op == "min":
-            torch.minimum(total, piece, out=total)
-        elif op == "product":
-            total.mul_(piece)
-        else:
-            total.add_(piece)
-    return total
+def _ended(call: Call) -> None:
+    if call.end is None:
+        call.end = monotonic()

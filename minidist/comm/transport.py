@@ -1,0 +1,179 @@
+"""The calls into torch.distributed, on packed tensors: the one place that knows its names and what each backend lacks.
+
+Every method starts a communication and returns `Started`: the works to wait for, and what is left to do locally then.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from minidist.comm.wire import LARGEST_TAG
+
+# Newer torch calls these two *_single and deprecates the older names.
+_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+_INSIDE_TAG = LARGEST_TAG + 1  # of messages that are part of a collective
+
+
+def _nothing() -> None:
+    pass
+
+
+class Started(NamedTuple):
+    """A communication under way: wait for the works, then call `finish`."""
+
+    works: Sequence[Any] = ()
+    finish: Callable[[], Any] = _nothing
+
+    def at_end(self, note: Callable[[], None]) -> None:
+        """Call `note` in another thread as soon as the communication is over, if it is a single work that can tell."""
+        if len(self.works) == 1:
+            self.works[0].get_future().add_done_callback(lambda _: note())
+
+
+def combine(op: str, rows: Tensor, out: Tensor) -> None:
+    """Reduce dim 0 of rows into out, row after row: the result does not depend on who came first."""
+    out.copy_(rows[0])
+    for row in rows[1:]:
+        if op == "max":
+            torch.maximum(out, row, out=out)
+        elif op == "min":
+            torch.minimum(out, row, out=out)
+        elif op == "product":
+            out.mul_(row)
+        else:
+            out.add_(row)
+
+
+class Alone:
+    """A group of one rank: nothing is sent."""
+
+    def all_reduce(self, data: Tensor, op: str) -> Started:
+        return Started()
+
+    def reduce(self, data: Tensor, dst: int, op: str) -> Started:
+        return Started()
+
+    def broadcast(self, data: Tensor, src: int) -> Started:
+        return Started()
+
+    def all_gather(self, out: Tensor, data: Tensor, sizes: Sequence[int]) -> Started:
+        out.copy_(data)
+        return Started()
+
+    def reduce_scatter(self, out: Tensor, data: Tensor, op: str, parts: Sequence[int]) -> Started:
+        out.copy_(data)
+        return Started()
+
+    def all_to_all(self, out: Tensor, data: Tensor, recv: Sequence[int], send: Sequence[int]) -> Started:
+        out.copy_(data)
+        return Started()
+
+    def barrier(self) -> Started:
+        return Started()
+
+    def isend(self, data: Tensor, dst: int, tag: int) -> Started:
+        raise AssertionError("a group of one has no peer")
+
+    irecv = isend
+
+
+class Torch:
+    """A group as torch.distributed runs it on any backend: its own collectives."""
+
+    def __init__(self, group: Any, rank: int, size: int) -> None:
+        self.group, self.rank, self.size = group, rank, size
+
+    @staticmethod
+    def _op(op: str) -> Any:
+        ops = dist.ReduceOp
+        return {"sum": ops.SUM, "min": ops.MIN, "max": ops.MAX, "product": ops.PRODUCT}[op]
+
+    def all_reduce(self, data: Tensor, op: str) -> Started:
+        return Started([dist.all_reduce(data, self._op(op), group=self.group, async_op=True)])
+
+    def reduce(self, data: Tensor, dst: int, op: str) -> Started:
+        return Started([dist.reduce(data, op=self._op(op), group=self.group, async_op=True, group_dst=dst)])
+
+    def broadcast(self, data: Tensor, src: int) -> Started:
+        return Started([dist.broadcast(data, group=self.group, async_op=True, group_src=src)])
+
+    def all_gather(self, out: Tensor, data: Tensor, sizes: Sequence[int]) -> Started:
+        if min(sizes) == max(sizes):
+            return Started([_all_gather_single(out, data, group=self.group, async_op=True)])
+        return Started([dist.all_gather(list(out.split(list(sizes))), data, group=self.group, async_op=True)])
+
+    def reduce_scatter(self, out: Tensor, data: Tensor, op: str, parts: Sequence[int]) -> Started:
+        share = parts[0]  # the largest
+        if share * self.size == len(data):
+            return Started([_reduce_scatter_single(out, data, self._op(op), group=self.group, async_op=True)])
+        padded = data.new_zeros(share * self.size, *data.shape[1:])
+        padded[: len(data)] = data
+        mine = padded.new_empty(share, *data.shape[1:])
+        work = _reduce_scatter_single(mine, padded, self._op(op), group=self.group, async_op=True)
+        return Started([work], lambda: out.copy_(mine[: len(out)]))
+
+    def all_to_all(self, out: Tensor, data: Tensor, recv: Sequence[int], send: Sequence[int]) -> Started:
+        return Started([dist.all_to_all_single(out, data, list(recv), list(send), group=self.group, async_op=True)])
+
+    def barrier(self) -> Started:
+        return Started([dist.barrier(group=self.group, async_op=True)])
+
+    def isend(self, data: Tensor, dst: int, tag: int) -> Started:
+        return Started([dist.isend(data, group=self.group, group_dst=dst, tag=tag)])
+
+    def irecv(self, data: Tensor, src: int, tag: int) -> Started:
+        return Started([dist.irecv(data, group=self.group, group_src=src, tag=tag)])
+
+
+class Gloo(Torch):
+    """Gloo, and what it does slowly done from the parts of it that are fast.
+
+    Everything here is one exchange in which each rank sends straight to every other, instead of n-1 rounds of a ring.
+    Gloo's reduce-scatter moves an all-reduce's bytes, twice what is needed; its ring all-gather and all-reduce of small
+    tensors wait for n-1 and 2(n-1) messages one after the other. Its all-reduce of large tensors is as fast as any
+    combination of these and stays, as does everything on two ranks.
+    """
+
+    SMALL_NBYTES = 32 * 1024  # an all-reduce up to this is latency, not bandwidth
+    COPY_NBYTES = 256 * 1024  # an all-gather up to this is best packed into one all-to-all
+
+    def all_reduce(self, data: Tensor, op: str) -> Started:
+        if self.size == 2 or data.nbytes > self.SMALL_NBYTES:
+            return super().all_reduce(data, op)
+        rows = data.new_empty(self.size, *data.shape)
+        copies = data.expand(self.size, *data.shape).contiguous()
+        work = dist.all_to_all_single(rows, copies, group=self.group, async_op=True)
+        return Started([work], lambda: combine(op, rows, data))
+
+    def reduce(self, data: Tensor, dst: int, op: str) -> Started:
+        # Gloo leaves partial sums in the others' tensors.
+        return super().reduce(data if self.rank == dst else data.clone(), dst, op)
+
+    def all_gather(self, out: Tensor, data: Tensor, sizes: Sequence[int]) -> Started:
+        if out.nbytes <= self.COPY_NBYTES:
+            copies = data.repeat(self.size, *[1] * (data.dim() - 1))
+            return self.all_to_all(out, copies, sizes, [len(data)] * self.size)
+        works, pieces = [], out.split(list(sizes))
+        for distance in range(1, self.size):
+            src, dst = (self.rank - distance) % self.size, (self.rank + distance) % self.size
+            works += self.irecv(pieces[src], src, _INSIDE_TAG).works if sizes[src] else []
+            works += self.isend(data, dst, _INSIDE_TAG).works if len(data) else []
+        pieces[self.rank].copy_(data)
+        return Started(works)
+
+    def reduce_scatter(self, out: Tensor, data: Tensor, op: str, parts: Sequence[int]) -> Started:
+        rows = data.new_empty(self.size, *out.shape)
+        exchange = self.all_to_all(rows.flatten(0, 1), data, [len(out)] * self.size, parts)
+        return Started(exchange.works, lambda: combine(op, rows, out))
+
+
+def transport(group: Any, rank: int, size: int) -> Alone | Torch:
+    """The transport for a group: by its size and its backend."""
+    if size == 1:
+        return Alone()
+    return (Gloo if dist.get_backend(group) == "gloo" else Torch)(group, rank, size)

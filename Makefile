@@ -1,8 +1,7 @@
 # Two commands do everything: make course, make test. Both set up .venv first, which is quick when nothing changed.
 # Needed: Python 3.11 or newer, make, git.
 
-PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
-	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+PYTHON ?= python3 python3.13 python3.12 python3.11 python
 PORT ?= 8888
 ONLY ?=
 ARGS ?=
@@ -15,8 +14,13 @@ help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
 
 setup: ## set up .venv with the tested versions (the other targets do this themselves)
-	@test -n "$(PYTHON)" || { echo "No Python 3.11 or newer found. Install one, or name it: make PYTHON=/path/to/python3.12 ..."; exit 1; }
-	@"$(PYTHON)" course/install.py
+	@for python in $(PYTHON); do \
+	    "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+	    exec "$$python" course/install.py; \
+	done; \
+	echo "Found no Python 3.11 or newer among: $(PYTHON)."; \
+	echo "Install one (python.org, your system's packages, conda), or name it: make PYTHON=/path/to/python3.12 ..."; \
+	exit 1
 
 course: setup ## open the course in JupyterLab (PORT=8888)
 	@$(RUN) course build

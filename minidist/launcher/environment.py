@@ -26,11 +26,8 @@ class Environment:
 
     def table(self) -> str:
         """The resolved values, a line each."""
-        rows = [
-            ("rank", f"{self.rank} of {self.size}"),
-            ("local rank", str(self.local_rank)),
-            ("found by", self.source),
-        ]
+        rows = [("rank", f"{self.rank} of {self.size}"), ("on this host", f"{self.local_rank} of {self.local_size}")]
+        rows += [("found by", self.source)]
         rows += [("ranks meet at", self.master)] if self.master else []
         rows += [("note", note) for note in self.notes]
         return "\n".join(f"{name:<14}{value}" for name, value in rows)

@@ -3,17 +3,26 @@
 import contextlib
 import ctypes
 import os
+import resource
 import selectors
 import signal
 import time
 from collections.abc import Collection
 
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def adopt_orphans() -> None:
     """From now on descendants whose parent ends become our children, so that none can hide."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def leave_parent() -> None:
+    """In a forked child: a session of its own, the usual signals, no core file, and an end with the parent."""
+    os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def watch_process(selector: selectors.BaseSelector, pid: int) -> int:

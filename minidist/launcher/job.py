@@ -6,6 +6,7 @@ from typing import Any
 
 from minidist.launcher.slots import Snapshot, State
 
+COULD_NOT_START = 97  # the exit code of a rank that failed before its function was called
 BACKENDS = ("gloo", "nccl")
 _MOST_RANKS = 256
 _LONGEST = 1e7  # seconds

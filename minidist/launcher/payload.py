@@ -59,11 +59,8 @@ def write(fd: int, pieces: Sequence[bytes | memoryview]) -> None:
 
 def read(fd: int) -> Any:
     """The value of the payload in an open file. Leaves the file open."""
-    size = os.fstat(fd).st_size
-    if size >= _MAP_FROM:
-        memory = memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_COPY))
-    else:
-        memory = memoryview(bytearray(os.pread(fd, size, 0)))
+    mapped = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
+    memory = memoryview(mapped if len(mapped) >= _MAP_FROM else bytearray(mapped))
     pickled, count = (_LENGTH.unpack_from(memory, 8 * i)[0] for i in range(2))
     lengths = [_LENGTH.unpack_from(memory, 8 * (2 + i))[0] for i in range(count)]
     start = 8 * (2 + count)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from minidist.launcher.frames import Library
-from minidist.launcher.job import Ending, Failure
+from minidist.launcher.job import COULD_NOT_START, Ending, Failure
 from minidist.launcher.slots import Snapshot, State
 
 _RULE = "Every rank must make the same collective calls in the same order, and every send needs its receive."
@@ -155,7 +155,7 @@ def _error(ending: Ending, look: Look) -> str:
 
 def _raised(ranks: list[int], failure: Failure, look: Look, whole: bool) -> str:
     head = f"{ranks_in_words(ranks)} raised {failure.message}"
-    return f"{head}\n\n{look.renamed(failure.text).rstrip()}" if whole else head
+    return f"{head}\n\n{look.renamed(failure.text)}".rstrip() if whole else head
 
 
 def _exit(rank: int, code: int, ending: Ending, look: Look) -> str:
@@ -163,6 +163,8 @@ def _exit(rank: int, code: int, ending: Ending, look: Look) -> str:
         how = "was killed from outside (SIGKILL); the usual reason is that the machine ran out of memory"
     elif code < 0:
         how = f"crashed: {_SIGNALS.get(-code, f'signal {-code}')}"
+    elif code == COULD_NOT_START:
+        how = "could not be started"
     else:
         how = f"ended itself with exit code {code} before its function returned: os._exit, or a library that exits"
     errors = [line for line in ending.errors.get(rank, "").splitlines() if line.strip()][-6:]

@@ -5,11 +5,13 @@ import json
 import mmap
 import os
 import selectors
+import signal
 import socket
 import tempfile
 import time
 from typing import NoReturn
 
+from minidist.comm.checked import Board
 from minidist.launcher import family, rank, slots
 from minidist.launcher.activity import Stillness, threads_of
 from minidist.launcher.job import Ending, Failure, Job
@@ -44,7 +46,7 @@ class World:
         self.channel, self.job, self.inputs = channel, job, inputs
         self.store = os.path.join(folder, "store")
         self.slots = mmap.mmap(-1, slots.nbytes(job.ranks))
-        self.board = mmap.mmap(-1, rank.board_nbytes(job.ranks))
+        self.board = mmap.mmap(-1, Board.nbytes(job.ranks))
         self.selector = selectors.DefaultSelector()
         self.selector.register(channel, selectors.EVENT_READ, ("parent", 0))
         family.watch_process(self.selector, parent)
@@ -90,12 +92,13 @@ class World:
             self.selector.close()
             for fd in (*self.results[:-1], *self.stacks[:-1], *(mine for mine, _ in ends.values())):
                 os.close(fd)
-            own = self.inputs[number % len(self.inputs)]
-            for fd in set(self.inputs) - {own}:
+            inputs = self.inputs[number % len(self.inputs)]
+            for fd in set(self.inputs) - {inputs}:
                 os.close(fd)
+            family.leave_parent()
             out, err, said = (ends[name][1] for name in _STREAMS)
-            mine = rank.Ends(out, err, said, self.results[-1], self.stacks[-1])
-            rank.run(number, self.job, own, mine, self.slots, self.board, self.store)
+            files = (inputs, out, err, said, self.results[-1], self.stacks[-1])
+            rank.run(rank.Seat(number, self.job, *files, self.slots, self.board, self.store))
         finally:
             os._exit(98)
 
@@ -151,7 +154,7 @@ class World:
         for number, pid in enumerate(self.pids):
             if number not in self.found.settled:
                 with contextlib.suppress(OSError):
-                    os.kill(pid, rank.STACK_SIGNAL)
+                    os.kill(pid, signal.SIGUSR2)
         until = time.monotonic() + 0.3
         while time.monotonic() < until:
             self._pass_on(_TICK)

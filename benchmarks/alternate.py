@@ -1,0 +1,41 @@
+"""The one way times are taken here: contenders take turns, step by step, in the same ranks."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+import minidist as md
+
+Step = Callable[[], object]
+
+
+def alternate(steps: Mapping[str, Step], world: md.Comm, rounds: int, warmup: int = 3) -> dict[str, list[float]]:
+    """Seconds of every step in every round: {name: [rounds]}, the same lists on every rank.
+
+    A step's time is the world's: from the first rank's start to the last rank's end, after a barrier. Each round
+    runs every contender once and begins with another one, so none is always first into a cold cache. The
+    garbage collector rests meanwhile, as in timeit. The ranks share one host, hence one monotonic clock.
+    """
+    names = list(steps)
+    starts = torch.zeros(len(names), warmup + rounds, dtype=torch.float64)
+    ends = torch.zeros_like(starts)
+    gc.collect()
+    gc.disable()
+    try:
+        for turn in range(warmup + rounds):
+            for offset in range(len(names)):
+                index = (turn + offset) % len(names)
+                world.barrier()
+                starts[index, turn] = time.monotonic()
+                steps[names[index]]()
+                ends[index, turn] = time.monotonic()
+    finally:
+        gc.enable()
+    world.all_reduce(starts, op="min")
+    world.all_reduce(ends, op="max")
+    seconds = (ends - starts)[:, warmup:]
+    return {name: seconds[index].tolist() for index, name in enumerate(names)}

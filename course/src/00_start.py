@@ -16,6 +16,7 @@
 
 # %% tags=["setup"]
 import os
+import tempfile
 import time
 
 import torch
@@ -25,16 +26,20 @@ import minidist as md
 from course import readiness
 from minidist import viz
 
+torch.set_num_threads(1)  # the ranks need the cores
+
 # %% [markdown]
 # ## Sitting 1: Ready? (15 minutes)
 #
-# First the machine. The last row starts two ranks and lets them add two numbers. If a row says FAILED, its text says what to do.
+# First the machine. The last row starts two ranks and lets them add two numbers. If a row says FAILED, its text says
+# what to do.
 
 # %% tags=["machine"]
 readiness.machine()
 
 # %% [markdown]
-# Then you. The course takes four things for granted. For each there is one question: write your answer instead of `None` and run the cell. It computes the right answer and, if yours differs, says where to read up.
+# Then you. The course takes four things for granted. For each there is one question: write your answer instead of
+# `None` and run the cell. It computes the right answer and, if yours differs, says where to read up.
 #
 # **Autograd.** Two backward passes run, and nobody clears the gradient in between. What is `x.grad` at the end?
 
@@ -57,7 +62,8 @@ readiness.check(
 )
 
 # %% [markdown]
-# **Block matrix products.** A is cut into a left and a right half, B into an upper and a lower half. Each pair of halves is multiplied. Is AB the `"sum"` of the two products, or do they stand `"side by side"`?
+# **Block matrix products.** A is cut into a left and a right half, B into an upper and a lower half. Each pair of
+# halves is multiplied. Is AB the `"sum"` of the two products, or do they stand `"side by side"`?
 
 # %% tags=["ready-blocks"]
 answer = None
@@ -115,7 +121,9 @@ readiness.check(
 # Before anything runs, commit to a number.
 
 # %% [markdown] tags=["predict-wait"]
-# **Predict.** Four ranks work for different times: the cell below lists them. Then each calls `world.all_reduce` on a single number, which takes about a millisecond when all are there. How many seconds does **rank 0** spend inside its `all_reduce`?
+# **Predict.** Four ranks work for different times: the cell below lists them. Then each calls `world.all_reduce` on a
+# single number, which takes about a millisecond when all are there. How many seconds does **rank 0** spend inside its
+# `all_reduce`?
 
 # %% tags=["work-times"]
 work_s = [0.1, 0.2, 0.5, 0.3]  # seconds of work of rank 0, 1, 2, 3
@@ -124,9 +132,12 @@ prediction_wait = None  # your number, in seconds
 # %% [markdown]
 # ### The idea
 #
-# A **rank** is a process with memory of its own. Ranks cannot see one another's variables. They run the same function, and each is told which one it is: `world.rank` of `world.size`. All that joins them are messages.
+# A **rank** is a process with memory of its own. Ranks cannot see one another's variables. They run the same function,
+# and each is told which one it is: `world.rank` of `world.size`. All that joins them are messages.
 #
-# `md.launch(f, ranks=4)` starts four processes, runs `f(world)` in each and returns the four results in order of rank. What a rank prints carries its number.
+# `md.launch(f, ranks=4)` starts four processes, runs `f(world)` in each and returns the four results in order of rank.
+# What a rank prints carries its number.
+
 
 # %% tags=["first-world"]
 def hello(world):
@@ -144,7 +155,10 @@ print("this notebook is process", os.getpid())
 viz.world(facts)
 
 # %% [markdown]
-# **Same program, different data (SPMD).** There is no master that hands out work. Every rank runs the same lines and uses its number to pick its part. `md.partition(length, ranks)` is the one rule of this package for cutting something into parts: equal ones of rounded-up size, the last ones shorter or empty.
+# **Same program, different data (SPMD).** There is no master that hands out work. Every rank runs the same lines and
+# uses its number to pick its part. `md.partition(length, ranks)` is the one rule of this package for cutting something
+# into parts: equal ones of rounded-up size, the last ones shorter or empty.
+
 
 # %% tags=["spmd"]
 def sum_of_squares(world):
@@ -159,7 +173,10 @@ print("each rank's result:", md.launch(sum_of_squares, ranks=4))
 print("one process:       ", (torch.arange(10) ** 2).sum().item())
 
 # %% [markdown]
-# **World and group.** The *world* is all ranks. A *group* is some of them, with numbers of their own from 0 on. A collective runs over one group, and the others do not notice. Creating groups is itself something that every rank of the world does, also for groups it will not be in.
+# **World and group.** The *world* is all ranks. A *group* is some of them, with numbers of their own from 0 on. A
+# collective runs over one group, and the others do not notice. Creating groups is itself something that every rank of
+# the world does, also for groups it will not be in.
+
 
 # %% tags=["groups"]
 def world_and_group(world):
@@ -182,7 +199,9 @@ viz.show(md.launch)
 # %% [markdown]
 # ### A collective needs everyone
 #
-# Now the run that you predicted. `world.compute` notes when a rank works, and the recorder notes when each call began and ended.
+# Now the run that you predicted. `world.compute` notes when a rank works, and the recorder notes when each call began
+# and ended.
+
 
 # %% tags=["measure-wait"]
 def work_then_meet(world, work_s):
@@ -210,7 +229,9 @@ viz.beside(
 viz.timeline(measured, "Work, then one all-reduce")
 
 # %% [markdown]
-# An all-reduce ends on no rank before it has begun on every rank: the result depends on all of them. So the slowest rank sets the pace of all, and time "spent in communication" is often time spent waiting for a rank that computes longer.
+# An all-reduce ends on no rank before it has begun on every rank: the result depends on all of them. So the slowest
+# rank sets the pace of all, and time "spent in communication" is often time spent waiting for a rank that computes
+# longer.
 #
 # ### Explore
 #
@@ -222,9 +243,12 @@ viz.arrival_explorer()
 # %% [markdown]
 # ### A first deadlock
 #
-# If one rank does not call the collective at all, the others wait for ever: a **deadlock**. On a cluster nothing is printed, the job just stands there until a timeout of many minutes. Here somebody watches the ranks, and a standing world gets a report.
+# If one rank does not call the collective at all, the others wait for ever: a **deadlock**. On a cluster nothing is
+# printed, the job just stands there until a timeout of many minutes. Here somebody watches the ranks, and a standing
+# world gets a report.
 #
 # The cell ends in an error on purpose; `except` prints it, so that the notebook goes on.
+
 
 # %% tags=["deadlock"]
 def skips_when_lucky(world):
@@ -241,9 +265,13 @@ except md.LaunchError as error:
     print(error)
 
 # %% [markdown]
-# Read it from top to bottom: the verdict, then a row for each rank with what it waits for and the line of your code it stands in. The one that differs is the odd rank out. The cure is never a longer timeout: it is to have every rank make the same calls in the same order, for instance by letting all of them agree first whether to skip.
+# Read it from top to bottom: the verdict, then a row for each rank with what it waits for and the line of your code it
+# stands in. The one that differs is the odd rank out. The cure is never a longer timeout: it is to have every rank
+# make the same calls in the same order, for instance by letting all of them agree first whether to skip.
 #
-# Messages between two ranks can stand still too. Here both ranks send first and receive second. A `send` may wait until the other side receives, and neither gets there.
+# Messages between two ranks can stand still too. Here both ranks send first and receive second. A `send` may wait
+# until the other side receives, and neither gets there.
+
 
 # %% tags=["deadlock-messages"]
 def both_send_first(world):
@@ -261,6 +289,7 @@ except md.LaunchError as error:
 # %% [markdown]
 # The usual cure is to start both and then wait: `isend` and `irecv` return a handle at once.
 
+
 # %% tags=["deadlock-cured"]
 def both_at_once(world):
     other = 1 - world.rank
@@ -276,7 +305,9 @@ md.launch(both_at_once, ranks=2)
 # %% [markdown]
 # ### A rank that raises
 #
-# An exception on one rank would leave the others waiting. What you want to see then is that rank's own traceback, not the others' complaint about a lost connection.
+# An exception on one rank would leave the others waiting. What you want to see then is that rank's own traceback, not
+# the others' complaint about a lost connection.
+
 
 # %% tags=["raises"]
 def divides(world):
@@ -292,12 +323,14 @@ except md.LaunchError as error:
 # %% [markdown]
 # ### Rendezvous
 #
-# How do the ranks of a world find each other? Each opens a connection under some address, and nobody knows the others' addresses. They need one place that all know beforehand: the **rendezvous**. There each rank leaves its own address under its number and reads those of the others. It can be a file, as here, or one host and port that all are told, as `torchrun` does for ranks on many machines. The cell does what happens before your function runs, with a file and made-up addresses.
+# How do the ranks of a world find each other? Each opens a connection under some address, and nobody knows the others'
+# addresses. They need one place that all know beforehand: the **rendezvous**. There each rank leaves its own address
+# under its number and reads those of the others. It can be a file, as here, or one host and port that all are told, as
+# `torchrun` does for ranks on many machines. The cell does what happens before your function runs, with a file and
+# made-up addresses.
+
 
 # %% tags=["rendezvous"]
-import tempfile
-
-
 def meet_at(world, place):
     store = torch.distributed.FileStore(place, world.size)
     store.set(f"address of rank {world.rank}", f"process {os.getpid()}")
@@ -309,11 +342,14 @@ with tempfile.TemporaryDirectory() as folder:
         print(f"rank {rank} knows {addresses}")
 
 # %% [markdown]
-# If a rank is missing at the rendezvous, the others wait there: too few started, or two told the same number. The same `f(world)` runs on a cluster: under `torchrun` or `srun`, `md.launch` reads rank, world size and rendezvous from the environment instead of starting processes.
+# If a rank is missing at the rendezvous, the others wait there: too few started, or two told the same number. The same
+# `f(world)` runs on a cluster: under `torchrun` or `srun`, `md.launch` reads rank, world size and rendezvous from the
+# environment instead of starting processes.
 #
 # ## Sitting 3: One model on four ranks (20 minutes)
 #
-# A small GPT learns real text, the source code of Python's standard library, byte by byte. First as you would write it for one process:
+# A small GPT learns real text, the source code of Python's standard library, byte by byte. First as you would write it
+# for one process:
 
 # %% tags=["train-alone"]
 CONFIG = md.GPTConfig(layers=2, dim=64, heads=4, seq=64)
@@ -340,7 +376,9 @@ print(f"{sum(w.numel() for w in md.GPT(CONFIG).parameters()):,} parameters")
 print(f"loss {losses_alone[0]:.3f} at the first step, {losses_alone[-1]:.3f} at the last")
 
 # %% [markdown]
-# Then on four ranks. Three lines differ: each rank takes its part of the same batch, the model is wrapped so that gradients are averaged, and the loss counts the tokens of all ranks. Lesson 03 opens the wrapper.
+# Then on four ranks. Three lines differ: each rank takes its part of the same batch, the model is wrapped so that
+# gradients are averaged, and the loss counts the tokens of all ranks. Lesson 03 opens the wrapper.
+
 
 # %% tags=["train-four"]
 def train_together(world):
@@ -361,7 +399,9 @@ def train_together(world):
 results = md.launch(train_together, ranks=4)
 
 # %% [markdown]
-# Is it the same training? Compare every weight on every rank with the one process's. The numbers are float64 and the optimizer is plain SGD, so a wrong factor or a forgotten rank could not hide.
+# Is it the same training? Compare every weight on every rank with the one process's. The numbers are float64 and the
+# optimizer is plain SGD, so a wrong factor or a forgotten rank could not hide.
+
 
 # %% tags=["same-weights"]
 def largest_difference(ours, theirs):
@@ -391,33 +431,43 @@ viz.curves(
 # ## Questions
 
 # %% [markdown] tags=["question-own-memory"]
-# A list is filled in a cell, then `md.launch` runs a function on four ranks that appends to it. Which list does the next cell see, and why? (cell `ready-processes`)
+# A list is filled in a cell, then `md.launch` runs a function on four ranks that appends to it. Which list does the
+# next cell see, and why? (cell `ready-processes`)
 
 # %% [markdown] tags=["question-who-waits"]
-# Seven of eight ranks reach an all-reduce after one second, the eighth after three. How long is each of them inside the call? (cell `measure-wait`)
+# Seven of eight ranks reach an all-reduce after one second, the eighth after three. How long is each of them inside
+# the call? (cell `measure-wait`)
 
 # %% [markdown] tags=["question-group-call"]
-# Ranks 0 and 1 form one group, ranks 2 and 3 another. Rank 3 raises before its group's all-reduce. Do ranks 0 and 1 get the result of theirs? (cell `groups`)
+# Ranks 0 and 1 form one group, ranks 2 and 3 another. Rank 3 raises before its group's all-reduce. Do ranks 0 and 1
+# get the result of theirs? (cell `groups`)
 
 # %% [markdown] tags=["question-odd-rank"]
-# In the first deadlock report, which rank is the odd one out, and what did it do? What would the report say if rank 2 had called `broadcast` instead? (cell `deadlock`)
+# In the first deadlock report, which rank is the odd one out, and what did it do? What would the report say if rank 2
+# had called `broadcast` instead? (cell `deadlock`)
 
 # %% [markdown] tags=["question-send-first"]
-# Both ranks call `send` before `recv`. With four numbers it may go well on one library and stand still on another. What is the only order that is right on all of them? (cell `deadlock-messages`)
+# Both ranks call `send` before `recv`. With four numbers it may go well on one library and stand still on another.
+# What is the only order that is right on all of them? (cell `deadlock-messages`)
 
 # %% [markdown] tags=["question-rendezvous"]
-# Eight ranks are started, but each was told that the world has nine. Where do they stand, and has any of your code run? (cell `rendezvous`)
+# Eight ranks are started, but each was told that the world has nine. Where do they stand, and has any of your code
+# run? (cell `rendezvous`)
 
 # %% [markdown]
 # ## Why not?
 #
-# - Processes cost memory: each rank has its own copy of the interpreter and of everything it imports. Threads would share it, but Python runs one of them at a time, and a thread on another machine does not exist.
-# - Four ranks on two cores are not faster than one process; they queue for the cores. This course uses ranks on your machine to see *what* is sent and *whether* the result is right, and says so where a time depends on the machine.
-# - Every collective is a place where the slowest rank holds up all others. More ranks, more of them: what fraction of the time they wait is a question for the rest of the course.
+# - Processes cost memory: each rank has its own copy of the interpreter and of everything it imports. Threads would
+#   share it, but Python runs one of them at a time, and a thread on another machine does not exist.
+# - Four ranks on two cores are not faster than one process; they queue for the cores. This course uses ranks on your
+#   machine to see *what* is sent and *whether* the result is right, and says so where a time depends on the machine.
+# - Every collective is a place where the slowest rank holds up all others. More ranks, more of them: what fraction of
+#   the time they wait is a question for the rest of the course.
 #
 # ## Where to go next
 #
 # - The file: `minidist/launch.py`, then `minidist/launcher/`: how ranks are started, watched and ended.
 # - The docs: [PyTorch distributed overview](https://docs.pytorch.org/tutorials/beginner/dist_overview.html).
-# - The paper: Darema, George, Norton and Pfister, *A single-program-multiple-data computational model for EPEX/FORTRAN*, Parallel Computing 7 (1988).
+# - The paper: Darema, George, Norton and Pfister, *A single-program-multiple-data computational model for
+#   EPEX/FORTRAN*, Parallel Computing 7 (1988).
 # - The next lesson in this series: 02, collectives. What does an all-reduce send, and how long does it take?

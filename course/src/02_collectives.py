@@ -1,7 +1,8 @@
 # %% [markdown] tags=["head"]
 # # 02 Collectives
 #
-# **The question.** Every rank holds a gradient as large as the model, and everyone needs the sum of all of them. What must each rank send, and how long does that take?
+# **The question.** Every rank holds a gradient as large as the model, and everyone needs the sum of all of them. What
+# must each rank send, and how long does that take?
 #
 # **Twelve concepts**
 #
@@ -33,7 +34,8 @@ parameters = sum(p.numel() for p in md.GPT(CONFIG).parameters())
 print(f"{parameters:,} parameters, their gradients {4 * parameters:,} bytes in float32")
 
 # %% [markdown] tags=["predict-bytes"]
-# **Predict.** Four ranks each computed a gradient of the model above from a quarter of the batch. A ring averages them, in float32. How many bytes will **one** rank send?
+# **Predict.** Four ranks each computed a gradient of the model above from a quarter of the batch. A ring averages
+# them, in float32. How many bytes will **one** rank send?
 
 # %% tags=["prediction-bytes"]
 prediction_bytes = None  # your number, in bytes
@@ -41,11 +43,15 @@ prediction_bytes = None  # your number, in bytes
 # %% [markdown]
 # ## Sitting 1: Who holds what (20 minutes)
 #
-# A **collective** is a call that all ranks of a group make together. Six of them are enough for everything in this course. They differ in who holds what before and after.
+# A **collective** is a call that all ranks of a group make together. Six of them are enough for everything in this
+# course. They differ in who holds what before and after.
 #
 # ### The idea
 #
-# Each rank's tensor has four slices, A to D. A colour and a digit say whose numbers a slice holds; `sum` means the sum over all ranks. The picture is read off from what four real ranks held: every slice carries a power of two of its own, so that a sum tells what went into it.
+# Each rank's tensor has four slices, A to D. A colour and a digit say whose numbers a slice holds; `sum` means the sum
+# over all ranks. The picture is read off from what four real ranks held: every slice carries a power of two of its
+# own, so that a sum tells what went into it.
+
 
 # %% tags=["who-holds-what"]
 def six_collectives(world):
@@ -76,17 +82,23 @@ viz.holdings(
 # %% [markdown]
 # Three things to see in it:
 #
-# - A **reduce-scatter** and then an **all-gather** is an **all-reduce**: the first leaves every rank with one finished slice, the second hands the finished slices round.
-# - An **all-gather** is *n* broadcasts at once, one from each rank; a **reduce-scatter** is *n* reduces at once, one to each rank.
+# - A **reduce-scatter** and then an **all-gather** is an **all-reduce**: the first leaves every rank with one finished
+#   slice, the second hands the finished slices round.
+# - An **all-gather** is *n* broadcasts at once, one from each rank; a **reduce-scatter** is *n* reduces at once, one
+#   to each rank.
 # - An **all-to-all** adds nothing up. Row *i*, column *j* becomes row *j*, column *i*: a transposition across ranks.
 #
 # ## Sitting 2: The ring (25 minutes)
 #
 # ### The idea
 #
-# Put the ranks in a circle. Everyone talks only to the next one, so all links carry something all the time. In the first half, a slice travels round and every rank adds its own numbers to it. After n-1 steps each slice is finished, on another rank each. In the second half the finished slices travel round once more.
+# Put the ranks in a circle. Everyone talks only to the next one, so all links carry something all the time. In the
+# first half, a slice travels round and every rank adds its own numbers to it. After n-1 steps each slice is finished,
+# on another rank each. In the second half the finished slices travel round once more.
 #
-# The strip shows four real ranks. Framed is what a rank passes on in this step; the arrow at the bottom leads back to the top.
+# The strip shows four real ranks. Framed is what a rank passes on in this step; the arrow at the bottom leads back to
+# the top.
+
 
 # %% tags=["record-ring"]
 class Watched:
@@ -134,6 +146,7 @@ viz.show(md.algorithms.ring_all_reduce)
 #
 # Now the run that you predicted. The ring is built from single messages, and the recorder counts the bytes of each.
 
+
 # %% tags=["measure-bytes"]
 def one_step(world):
     model = md.GPT(CONFIG, seed=0)
@@ -160,7 +173,9 @@ viz.beside(
 # %% [markdown]
 # ### In two halves
 #
-# Each half sends n-1 slices of 1/n of the tensor. The halves are collectives of their own, and one after the other they are the all-reduce, number by number and byte by byte.
+# Each half sends n-1 slices of 1/n of the tensor. The halves are collectives of their own, and one after the other
+# they are the all-reduce, number by number and byte by byte.
+
 
 # %% tags=["ring-halves"]
 def halves(world, length):
@@ -178,12 +193,15 @@ def halves(world, length):
 
 
 for rank, ((first, second, whole), equal) in enumerate(md.launch(halves, ranks=4, args=(1000,))):
-    print(f"rank {rank}: {first} + {second} = {first + second} bytes in halves, {whole} as a whole, same numbers: {equal}")
+    print(
+        f"rank {rank}: {first} + {second} = {first + second} bytes in halves, {whole} as a whole, same numbers: {equal}"
+    )
 
 # %% [markdown]
 # ### Bytes per rank, almost independent of n
 #
 # The obvious way to a sum is that everyone sends everything to everyone. It gives the same numbers:
+
 
 # %% tags=["naive-exchange"]
 def naive_all_reduce(x, comm):
@@ -224,7 +242,10 @@ viz.curves(
 )
 
 # %% [markdown]
-# The naive exchange grows with every rank that joins. The ring sends 2(n-1)/n times the tensor: never more than twice its size, however many ranks there are. This is also the least possible: whatever the algorithm, someone has to send that much (Patarasuk and Yuan 2009). What does grow is the number of steps, 2(n-1), and each step waits for a message.
+# The naive exchange grows with every rank that joins. The ring sends 2(n-1)/n times the tensor: never more than twice
+# its size, however many ranks there are. This is also the least possible: whatever the algorithm, someone has to send
+# that much (Patarasuk and Yuan 2009). What does grow is the number of steps, 2(n-1), and each step waits for a
+# message.
 #
 # ### Explore
 #
@@ -238,10 +259,13 @@ viz.ring_explorer(recorded)
 #
 # ### Latency against bandwidth
 #
-# A message of *s* bytes takes about **alpha + beta s** seconds: alpha is what even an empty message takes, beta the time for each further byte, and 1/beta the bandwidth. Two numbers, for any link from a cable to the shared memory of this machine. Measure them here: two ranks send a tensor back and forth, and half a round trip is one message. In cells that measure time, the checks that `launch` makes by default are off.
+# A message of *s* bytes takes about **alpha + beta s** seconds: alpha is what even an empty message takes, beta the
+# time for each further byte, and 1/beta the bandwidth. Two numbers, for any link from a cable to the shared memory of
+# this machine. Measure them here: two ranks send a tensor back and forth, and half a round trip is one message. In
+# cells that measure time, the checks that `launch` makes by default are off.
 
 # %% tags=["measure-alpha-beta"]
-SIZES = [4 ** k for k in range(1, 13)]  # bytes: 4 to 16,777,216
+SIZES = [4**k for k in range(1, 13)]  # bytes: 4 to 16,777,216
 
 
 def ping_pong(world, sizes, repeats=9):
@@ -269,10 +293,13 @@ alpha_s, beta_s_per_byte = md.fit_alpha_beta(SIZES, seconds)
 viz.alpha_beta(SIZES, seconds, alpha_s, beta_s_per_byte, title="A message between two ranks of this machine")
 
 # %% [markdown]
-# Left of the knee a message costs its latency, whatever its size: there, send fewer and larger ones. Right of it bytes are what counts. The knee is at alpha/beta bytes:
+# Left of the knee a message costs its latency, whatever its size: there, send fewer and larger ones. Right of it bytes
+# are what counts. The knee is at alpha/beta bytes:
 
 # %% tags=["knee"]
-print(f"alpha {alpha_s * 1e6:.0f} us, bandwidth {1 / beta_s_per_byte / 1e9:.2f} GB/s, knee at {alpha_s / beta_s_per_byte:,.0f} bytes")
+print(
+    f"alpha {alpha_s * 1e6:.0f} us, bandwidth {1 / beta_s_per_byte / 1e9:.2f} GB/s, knee at {alpha_s / beta_s_per_byte:,.0f} bytes"
+)
 
 # %% [markdown]
 # With these two numbers every algorithm gets a price. The ring makes 2(n-1) steps of 1/n of the tensor each:
@@ -280,6 +307,7 @@ print(f"alpha {alpha_s * 1e6:.0f} us, bandwidth {1 / beta_s_per_byte / 1e9:.2f} 
 # $$t_\text{ring} = 2(n-1)\,\alpha + 2\,\frac{n-1}{n}\,S\,\beta$$
 #
 # Does it hold here, for a ring of two ranks?
+
 
 # %% tags=["ring-predicted"]
 def time_ring(world, sizes, repeats=7):
@@ -308,26 +336,34 @@ viz.curves(
 )
 
 # %% [markdown]
-# The line uses only alpha and beta of single messages. What it leaves out is adding the numbers up, and that Python itself takes time between two messages.
+# The line uses only alpha and beta of single messages. What it leaves out is adding the numbers up, and that Python
+# itself takes time between two messages.
 #
 # ### Tree against ring
 #
-# A **tree** needs fewer steps. Ranks meet in pairs, then pairs of pairs: after log2(n) steps one rank has the sum, and as many steps hand it back. But every step carries the whole tensor:
+# A **tree** needs fewer steps. Ranks meet in pairs, then pairs of pairs: after log2(n) steps one rank has the sum, and
+# as many steps hand it back. But every step carries the whole tensor:
 #
 # $$t_\text{tree} = 2\log_2 n\,(\alpha + S\,\beta)$$
 #
-# Few steps or few bytes: it depends on the size. To see it without the noise of eight ranks on a few cores, the next runs are **paced**: tensors are really sent, and each message also takes the time that it would take on the cluster described here, by sleeping.
+# Few steps or few bytes: it depends on the size. To see it without the noise of eight ranks on a few cores, the next
+# runs are **paced**: tensors are really sent, and each message also takes the time that it would take on the cluster
+# described here, by sleeping.
 
 # %% tags=["paced-cluster"]
 SLOW = md.Link(alpha_s=4e-3, bytes_per_s=20e6)
 one_machine = md.Cluster(machines=1, chips=8, chip=md.Chip(), inside=SLOW, between=SLOW)
-print(f"alpha {SLOW.alpha_s * 1e3:g} ms, bandwidth {SLOW.bytes_per_s / 1e6:g} MB/s: slow on purpose, so that the computer's own time is small beside it")
+print(
+    f"alpha {SLOW.alpha_s * 1e3:g} ms, bandwidth {SLOW.bytes_per_s / 1e6:g} MB/s: slow on purpose, so that the computer's own time is small beside it"
+)
 
 # %% [markdown] tags=["predict-crossover"]
-# **Predict.** Eight ranks are joined by the link above. Small tensors are summed faster by the tree, large ones by the ring. At how many bytes are both equally fast?
+# **Predict.** Eight ranks are joined by the link above. Small tensors are summed faster by the tree, large ones by the
+# ring. At how many bytes are both equally fast?
 
 # %% tags=["prediction-crossover"]
 prediction_crossover = None  # your number, in bytes
+
 
 # %% tags=["tree-ring"]
 def race(world, sizes):
@@ -361,6 +397,7 @@ viz.curves(
     log="xy",
 )
 
+
 # %% tags=["crossover"]
 def crossing(sizes, a, b):
     """The size where curve a, cheaper at first, meets curve b: between two measured sizes, on logarithmic scales."""
@@ -385,11 +422,17 @@ viz.beside(
 )
 
 # %% [markdown]
-# Libraries choose for every call: by size, number of ranks and topology. What they add to these two is in `md.algorithms` as well: recursive halving and doubling takes the tree's few steps with the ring's few bytes, on a link that lets any two ranks talk.
+# Libraries choose for every call: by size, number of ranks and topology. What they add to these two is in
+# `md.algorithms` as well: recursive halving and doubling takes the tree's few steps with the ring's few bytes, on a
+# link that lets any two ranks talk.
 #
 # ### Algorithm bandwidth and bus bandwidth
 #
-# "The all-reduce ran at 3 GB/s" can mean two things. **Algorithm bandwidth** is the size of the tensor over the time: what the caller sees. It falls as ranks join, although every link is as busy as before. **Bus bandwidth** multiplies it by 2(n-1)/n, the bytes that a rank must send for each byte of the tensor. It can be compared with the link, and it stays the same for any number of ranks. Reports name the one or the other; a factor of almost two lies between them.
+# "The all-reduce ran at 3 GB/s" can mean two things. **Algorithm bandwidth** is the size of the tensor over the time:
+# what the caller sees. It falls as ranks join, although every link is as busy as before. **Bus bandwidth** multiplies
+# it by 2(n-1)/n, the bytes that a rank must send for each byte of the tensor. It can be compared with the link, and it
+# stays the same for any number of ranks. Reports name the one or the other; a factor of almost two lies between them.
+
 
 # %% tags=["bandwidths"]
 def time_once(world, nbytes):
@@ -417,7 +460,10 @@ viz.curves(
 # %% [markdown]
 # ### When links differ
 #
-# Inside a machine, chips have fast links; between machines they are slower, often by ten times and more. A ring through all of them moves at the speed of its slowest link. The **hierarchical** all-reduce sends less over it: reduce-scatter inside each machine, all-reduce of the slices between machines, all-gather inside. Only one slice of each rank crosses the slow link, and each rank of a machine carries another slice across.
+# Inside a machine, chips have fast links; between machines they are slower, often by ten times and more. A ring
+# through all of them moves at the speed of its slowest link. The **hierarchical** all-reduce sends less over it:
+# reduce-scatter inside each machine, all-reduce of the slices between machines, all-gather inside. Only one slice of
+# each rank crosses the slow link, and each rank of a machine carries another slice across.
 
 # %% tags=["hierarchical"]
 FAST = md.Link(alpha_s=1e-4, bytes_per_s=200e6)
@@ -460,36 +506,52 @@ viz.cost_explorer()
 # ## Questions
 
 # %% [markdown] tags=["question-half-a-ring"]
-# After the first half of the ring, which rank holds the finished sum of which slice, and what do its other slices hold? (cells `record-ring` and `ring-halves`)
+# After the first half of the ring, which rank holds the finished sum of which slice, and what do its other slices
+# hold? (cells `record-ring` and `ring-halves`)
 
 # %% [markdown] tags=["question-who-sends-twice"]
-# Four ranks all-gather a tensor that has S bytes when complete. How many bytes does one rank send, and how many does it send in a reduce-scatter of S bytes? (cell `ring-halves`)
+# Four ranks all-gather a tensor that has S bytes when complete. How many bytes does one rank send, and how many does
+# it send in a reduce-scatter of S bytes? (cell `ring-halves`)
 
 # %% [markdown] tags=["question-thousand-ranks"]
-# The number of ranks goes from 8 to 1024, the tensor stays. By what factor do the bytes that a rank sends grow, and by what factor the number of steps? (cell `naive-exchange`)
+# The number of ranks goes from 8 to 1024, the tensor stays. By what factor do the bytes that a rank sends grow, and by
+# what factor the number of steps? (cell `naive-exchange`)
 
 # %% [markdown] tags=["question-all-to-all"]
-# Which of the six collectives cannot be built from an all-reduce followed by throwing numbers away, without sending more than it needs? (cell `who-holds-what`)
+# Which of the six collectives cannot be built from an all-reduce followed by throwing numbers away, without sending
+# more than it needs? (cell `who-holds-what`)
 
 # %% [markdown] tags=["question-knee"]
-# A hundred gradients lie left of the knee. What is gained by putting them into one tensor first? And if they lie right of it? (cell `knee`)
+# A hundred gradients lie left of the knee. What is gained by putting them into one tensor first? And if they lie right
+# of it? (cell `knee`)
 
 # %% [markdown] tags=["question-bus"]
-# A report says: all-reduce at 360 GB/s over links of 450 GB/s, on eight chips. Which of the two bandwidths can that be? (cell `bandwidths`)
+# A report says: all-reduce at 360 GB/s over links of 450 GB/s, on eight chips. Which of the two bandwidths can that
+# be? (cell `bandwidths`)
 
 # %% [markdown] tags=["question-slow-link"]
-# Sixteen machines of eight chips. What share of the tensor does one chip send over the slow link, in a flat ring and in the hierarchical all-reduce? (cell `hierarchical`)
+# Sixteen machines of eight chips. What share of the tensor does one chip send over the slow link, in a flat ring and
+# in the hierarchical all-reduce? (cell `hierarchical`)
 
 # %% [markdown]
 # ## Why not?
 #
-# - **When does communication bind?** When S times beta is longer than the computation that could run meanwhile. Bytes per rank do not fall as ranks join, but with a fixed global batch the computation of each rank does: so beyond some number of ranks any fixed job is bound by communication.
-# - **What breaks?** A ring of n ranks has n links, and the slowest one sets its pace; 2(n-1) steps of latency make it slow for small tensors on many ranks; and every rank must come. Sums in another order round differently, so two algorithms agree on integers exactly and on floats within rounding.
-# - **Why write it oneself?** Not to replace the library: to know what it does, what it costs, and what has to be rebuilt where there is none.
+# - **When does communication bind?** When S times beta is longer than the computation that could run meanwhile. Bytes
+#   per rank do not fall as ranks join, but with a fixed global batch the computation of each rank does: so beyond some
+#   number of ranks any fixed job is bound by communication.
+# - **What breaks?** A ring of n ranks has n links, and the slowest one sets its pace; 2(n-1) steps of latency make it
+#   slow for small tensors on many ranks; and every rank must come. Sums in another order round differently, so two
+#   algorithms agree on integers exactly and on floats within rounding.
+# - **Why write it oneself?** Not to replace the library: to know what it does, what it costs, and what has to be
+#   rebuilt where there is none.
 #
 # ## Where to go next
 #
 # - The file: `minidist/comm/algorithms.py`. Each function is a few lines of send and recv.
-# - Papers: Thakur, Rabenseifner and Gropp, *Optimization of Collective Communication Operations in MPICH*, 2005; Patarasuk and Yuan, *Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations*, 2009; Sergeev and Del Balso, *Horovod*, 2018, arXiv:1802.05799.
-# - NVIDIA's note on bus bandwidth: [nccl-tests, PERFORMANCE.md](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
-# - Lab 03 measures the links of a cluster with many GPUs. Lesson 03 uses the all-reduce on gradients, and hides it behind the backward pass.
+# - Papers: Thakur, Rabenseifner and Gropp, *Optimization of Collective Communication Operations in MPICH*, 2005;
+#   Patarasuk and Yuan, *Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations*, 2009; Sergeev and Del
+#   Balso, *Horovod*, 2018, arXiv:1802.05799.
+# - NVIDIA's note on bus bandwidth: [nccl-tests,
+#   PERFORMANCE.md](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
+# - Lab 03 measures the links of a cluster with many GPUs. Lesson 03 uses the all-reduce on gradients, and hides it
+#   behind the backward pass.

@@ -1,7 +1,8 @@
 # %% [markdown] tags=["head"]
 # # 03 Data parallelism
 #
-# **The question.** Copy the model to every rank, give each a part of the batch, average the gradients: when exactly, at what cost, and is it the same training?
+# **The question.** Copy the model to every rank, give each a part of the batch, average the gradients: when exactly,
+# at what cost, and is it the same training?
 #
 # **Ten concepts**
 #
@@ -16,13 +17,13 @@
 # - global batch and learning rate
 # - uneven inputs
 #
-# **Three sittings**: 1 *Averaging* 25 minutes, 2 *Buckets and overlap* 25 minutes, 3 *What it costs and what it does not solve* 25 minutes.
+# **Three sittings**: 1 *Averaging* 25 minutes, 2 *Buckets and overlap* 25 minutes, 3 *What it costs and what it does
+# not solve* 25 minutes.
 
 # %% tags=["setup"]
 import os
 import statistics
 import time
-from math import expm1, log
 
 import torch
 import torch.nn.functional as F
@@ -30,19 +31,23 @@ import torch.nn.functional as F
 import minidist as md
 from minidist import viz
 
+torch.set_num_threads(1)  # the ranks need the cores
+
 # %% [markdown]
 # ## Sitting 1: Averaging (25 minutes)
 #
 # Before anything runs, commit to two numbers.
 
 # %% [markdown] tags=["predict-token-mean"]
-# **Predict.** A batch of four tokens is split over two ranks. Rank 0 gets one token, with loss 4. Rank 1 gets three tokens, with loss 2 each. What is the loss of the batch, as one process would report it?
+# **Predict.** A batch of four tokens is split over two ranks. Rank 0 gets one token, with loss 4. Rank 1 gets three
+# tokens, with loss 2 each. What is the loss of the batch, as one process would report it?
 
 # %% tags=["prediction-token-mean"]
 prediction_loss = None  # your number
 
 # %% [markdown] tags=["predict-traffic"]
-# **Predict.** The gradients of a model are averaged over four ranks by a ring. How many bytes does one rank send per training step, as a multiple of the bytes of the parameters?
+# **Predict.** The gradients of a model are averaged over four ranks by a ring. How many bytes does one rank send per
+# training step, as a multiple of the bytes of the parameters?
 
 # %% tags=["prediction-traffic"]
 prediction_traffic = None  # your number, a factor
@@ -50,7 +55,8 @@ prediction_traffic = None  # your number, a factor
 # %% [markdown]
 # ### The idea
 #
-# Every rank holds the whole model: a **replica**. A step has four parts. Only one of them talks, and it sits between the backward pass and the optimizer:
+# Every rank holds the whole model: a **replica**. A step has four parts. Only one of them talks, and it sits between
+# the backward pass and the optimizer:
 
 # %% tags=["picture-step"]
 step = md.data_parallel_step(
@@ -78,7 +84,9 @@ viz.show(md.average_gradients)
 # %% [markdown]
 # ### Identical replicas
 #
-# Each rank builds its model from another seed here, as happens when someone forgets to set it. The wrapper sends rank 0's weights to everyone once, at the start. Then each step keeps the replicas together, although every rank saw other data.
+# Each rank builds its model from another seed here, as happens when someone forgets to set it. The wrapper sends rank
+# 0's weights to everyone once, at the start. Then each step keeps the replicas together, although every rank saw other
+# data.
 
 # %% tags=["identical-replicas"]
 CONFIG = md.GPTConfig(layers=2, dim=32, heads=4, seq=32)
@@ -107,12 +115,16 @@ def start_and_train(world, steps):
 
 
 different, wrapped, trained = md.launch(start_and_train, ranks=4, args=(5,))[0]
-print(f"largest difference between two ranks: {different:.3f} as built, {wrapped} once wrapped, {trained} after training")
+print(
+    f"largest difference between two ranks: {different:.3f} as built, {wrapped} once wrapped, {trained} after training"
+)
 
 # %% [markdown]
 # ### When to average
 #
-# After the backward pass, because there is no gradient before it; before the optimizer, because afterwards every replica has already moved its own way. The cell trains three times and looks how far the replicas are apart.
+# After the backward pass, because there is no gradient before it; before the optimizer, because afterwards every
+# replica has already moved its own way. The cell trains three times and looks how far the replicas are apart.
+
 
 # %% tags=["when-to-average"]
 def train_averaging(world, when, steps=5):
@@ -136,7 +148,11 @@ for when in ("before the optimizer", "after the optimizer", "never"):
 # %% [markdown]
 # ### One big batch, and when not
 #
-# Is the average of the gradients the gradient of the whole batch? If every rank has as many tokens as every other: yes. If not, it depends on what is divided by what. Here is the run that you predicted. Each rank reports the mean of its own tokens; then the loss as this package defines it, the **sum of token losses over the number of tokens of all ranks**.
+# Is the average of the gradients the gradient of the whole batch? If every rank has as many tokens as every other:
+# yes. If not, it depends on what is divided by what. Here is the run that you predicted. Each rank reports the mean of
+# its own tokens; then the loss as this package defines it, the **sum of token losses over the number of tokens of all
+# ranks**.
+
 
 # %% tags=["token-mean"]
 def two_means(world):
@@ -163,7 +179,10 @@ viz.beside(
 viz.show(md.token_loss)
 
 # %% [markdown]
-# Averages are over `world.size` ranks, so each rank's loss is its own sum times `world.size`, over the tokens of all. The same holds for gradients. The next cell compares every gradient with one process's on the whole batch, in float64. Samples have different lengths, so ranks have different numbers of tokens.
+# Averages are over `world.size` ranks, so each rank's loss is its own sum times `world.size`, over the tokens of all.
+# The same holds for gradients. The next cell compares every gradient with one process's on the whole batch, in
+# float64. Samples have different lengths, so ranks have different numbers of tokens.
+
 
 # %% tags=["gradients-equal"]
 def ragged_batch():
@@ -197,11 +216,13 @@ for name, loss_of in (("sum over all tokens", md.token_loss), ("mean of own toke
     print(f"{name:20s} relative error of the averaged gradient {error:.1e}")
 
 # %% [markdown]
-# The second line is no bug of the averaging: it answers another question. Training still goes down, so nobody notices; it is found by comparing gradients, not by looking at a loss curve.
+# The second line is no bug of the averaging: it answers another question. Training still goes down, so nobody notices;
+# it is found by comparing gradients, not by looking at a loss curve.
 #
 # ### Twice the parameters per step
 #
 # An all-reduce of the gradients by a ring, counted message by message:
+
 
 # %% tags=["measure-traffic"]
 def traffic(world):
@@ -240,7 +261,9 @@ viz.curves(
 #
 # ### Buckets
 #
-# `average_gradients` makes one all-reduce for each parameter, and each pays its latency. **Buckets** put gradients side by side into a few flat tensors and send those. The cell counts the calls, and times the averaging on a *paced* cluster: messages are really sent, and take the time that they would take over the link described.
+# `average_gradients` makes one all-reduce for each parameter, and each pays its latency. **Buckets** put gradients
+# side by side into a few flat tensors and send those. The cell counts the calls, and times the averaging on a *paced*
+# cluster: messages are really sent, and take the time that they would take over the link described.
 
 # %% tags=["buckets"]
 LINK = md.Link(alpha_s=5e-4, bytes_per_s=50e6)
@@ -267,12 +290,17 @@ SIZES_MB = [0.05, 0.1, 0.25, 0.5, 1, 2]
 results = {mb: md.launch(time_averaging, ranks=4, args=(mb,), pace=CLUSTER, check=False) for mb in [None, *SIZES_MB]}
 averaging = {mb: (ranks[0][0], max(seconds for _, seconds in ranks)) for mb, ranks in results.items()}
 for mb, (calls, seconds) in averaging.items():
-    print(f"{'one by one' if mb is None else f'buckets of {mb} MB':20s} {calls:3d} all-reduces, {seconds * 1e3:4.0f} ms (paced)")
+    print(
+        f"{'one by one' if mb is None else f'buckets of {mb} MB':20s} {calls:3d} all-reduces, {seconds * 1e3:4.0f} ms (paced)"
+    )
 
 # %% tags=["figure-buckets"]
 viz.curves(
     SIZES_MB,
-    measured={"buckets": [averaging[mb][1] * 1e3 for mb in SIZES_MB], "one by one": [averaging[None][1] * 1e3] * len(SIZES_MB)},
+    measured={
+        "buckets": [averaging[mb][1] * 1e3 for mb in SIZES_MB],
+        "one by one": [averaging[None][1] * 1e3] * len(SIZES_MB),
+    },
     xlabel="bucket size [MB]",
     ylabel="averaging [ms]",
     title="Averaging the gradients of one step on four ranks",
@@ -285,24 +313,39 @@ viz.curves(
 #
 # ### Overlap with the backward pass
 #
-# The backward pass begins at the last layer. When it has passed a layer, that layer's gradients are complete; they can travel while the layers below are still being computed. A bucket leaves as soon as its last gradient is there. This is where that happens:
+# The backward pass begins at the last layer. When it has passed a layer, that layer's gradients are complete; they can
+# travel while the layers below are still being computed. A bucket leaves as soon as its last gradient is there. This
+# is where that happens:
 
 # %% tags=["code-overlap"]
 viz.show(md.DataParallel, "_gradient_ready", "_launch_full_buckets", "_finish")
 
+# %% tags=["parts-of-a-step"]
+FORWARD_S, BACKWARD_S, UPDATE_S = 0.010, 0.020, 0.010  # a layer forward, a layer backward, the optimizer
+BUCKET_MB, LOCAL_BATCH = 0.25, 4
+layer_nbytes = [sum(p.nbytes for p in block.parameters()) for block in md.GPT(DEEP).blocks]
+
+
+def ring_s(nbytes, ranks=4):
+    return 2 * (ranks - 1) * (LINK.alpha_s + nbytes / ranks / LINK.bytes_per_s)
+
+
+print(f"{len(layer_nbytes)} layers: forward {FORWARD_S * 1e3:.0f} ms each, backward {BACKWARD_S * 1e3:.0f} ms each")
+print(f"averaging the gradients of one layer over 4 ranks: {ring_s(layer_nbytes[0]) * 1e3:.1f} ms")
+print(f"optimizer: {UPDATE_S * 1e3:.0f} ms")
+
 # %% [markdown] tags=["predict-overlap"]
-# **Predict.** The model has eight layers. On the paced cluster each takes 10 ms forward and 20 ms backward, and averaging one layer's gradients takes a little less than a layer's backward pass. Four ranks, one bucket for each layer. How long is a step with overlap, in milliseconds?
+# **Predict.** The cell above says what the parts of a step take on the paced cluster. Four ranks, one bucket for each
+# layer. How long is a step with overlap, in milliseconds?
 
 # %% tags=["prediction-overlap"]
 prediction_step = None  # your number, in milliseconds
 
+
 # %% tags=["overlap-run"]
-FORWARD_S, BACKWARD_S, UPDATE_S = 0.010, 0.020, 0.010
-BUCKET_MB = 0.25
-
-
 def timed_steps(world, overlap, steps=4):
     """Timeline of the last step and the median seconds of a step, the first one not counted."""
+    data = md.stdlib_tokens(seed=0, seq=32, batch=LOCAL_BATCH * world.size)  # as much for each rank, however many
     model = md.GPT(DEEP, seed=0)
     replica = md.DataParallel(model, world, bucket_mb=BUCKET_MB, overlap=overlap)
     optimizer = md.SGD(model.parameters(), lr=0.1)
@@ -310,7 +353,7 @@ def timed_steps(world, overlap, steps=4):
         md.name_layer(f"{i}", block, world, forward_s=FORWARD_S, backward_s=BACKWARD_S)
     seconds = []
     for step in range(steps):
-        tokens, targets = text.batch(step, world.rank, world.size)
+        tokens, targets = data.batch(step, world.rank, world.size)
         world.barrier()
         world.recorder.clear()
         start = time.perf_counter()
@@ -338,16 +381,9 @@ runs = {
 # Your prediction, and the same step predicted from its parts: forward, backward, buckets that leave when they are full.
 
 # %% tags=["overlap-predicted"]
-blocks = [sum(p.nbytes for p in block.parameters()) for block in md.GPT(DEEP).blocks]
-
-
-def ring_s(nbytes, ranks=4):
-    return 2 * (ranks - 1) * (LINK.alpha_s + nbytes / ranks / LINK.bytes_per_s)
-
-
 predicted = {
     overlap: md.data_parallel_step(
-        [FORWARD_S] * 8, [BACKWARD_S] * 8, blocks, ring_s, BUCKET_MB * 1e6, overlap=overlap, update_s=UPDATE_S
+        [FORWARD_S] * 8, [BACKWARD_S] * 8, layer_nbytes, ring_s, BUCKET_MB * 1e6, overlap=overlap, update_s=UPDATE_S
     )
     for overlap in (False, True)
 }
@@ -364,7 +400,9 @@ viz.beside(
 # %% [markdown]
 # ### The timeline of a step
 #
-# Rank 0 of four. Above the line it computes, below it communicates. First the prediction, then the paced run, where each layer and each message takes its modelled time. Then the same program unpaced: as fast as this machine goes.
+# Rank 0 of four. Above the line it computes, below it communicates. First the prediction, then the paced run, where
+# each layer and each message takes its modelled time. Then the same program unpaced: as fast as this machine goes.
+
 
 # %% tags=["timeline-paced"]
 def only_rank_0(timeline):
@@ -394,11 +432,15 @@ for kind in ("paced", "unpaced"):
     )
 
 # %% [markdown]
-# Paced, the averaging disappears behind the backward pass, all but what the last bucket takes. Unpaced, and with more ranks than cores, it does not pay: sending costs the processor's time as well, and that is what the ranks queue for. On a cluster a chip computes while another part of the hardware sends. That is what overlap needs, and what the paced run stands for.
+# Paced, the averaging disappears behind the backward pass, all but what the last bucket takes. Unpaced, and with more
+# ranks than cores, it does not pay: sending costs the processor's time as well, and that is what the ranks queue for.
+# On a cluster a chip computes while another part of the hardware sends. That is what overlap needs, and what the paced
+# run stands for.
 #
 # ### Explore
 #
-# How large should a bucket be? Too small, and latency adds up; too large, and the last one leaves late. When is nothing hidden, whatever the bucket?
+# How large should a bucket be? Too small, and latency adds up; too large, and the last one leaves late. When is
+# nothing hidden, whatever the bucket?
 
 # %% tags=["explore-overlap"]
 viz.overlap_explorer()
@@ -408,7 +450,10 @@ viz.overlap_explorer()
 #
 # ### Accumulation without synchronisation
 #
-# A batch too large for one pass is cut into micro-batches whose gradients add up. Averaging after each of them would send as much every time, and all but the last for nothing: the sum of averages is the average of sums. Inside `no_sync` gradients stay local.
+# A batch too large for one pass is cut into micro-batches whose gradients add up. Averaging after each of them would
+# send as much every time, and all but the last for nothing: the sum of averages is the average of sums. Inside
+# `no_sync` gradients stay local.
+
 
 # %% tags=["accumulation"]
 def accumulate(world, sync_each, micro_batches=4):
@@ -428,18 +473,24 @@ def accumulate(world, sync_each, micro_batches=4):
 
 once, gradient_once = md.launch(accumulate, ranks=4, args=(False,))[0]
 each, gradient_each = md.launch(accumulate, ranks=4, args=(True,))[0]
-print(f"bytes sent by a rank: {once:,} averaging once, {each:,} averaging after each micro-batch: {each / once:.1f} times")
+print(
+    f"bytes sent by a rank: {once:,} averaging once, {each:,} averaging after each micro-batch: {each / once:.1f} times"
+)
 print(f"relative difference of the gradients: {(gradient_once - gradient_each).norm() / gradient_once.norm():.1e}")
 
 # %% [markdown]
 # ### Throughput scales, memory does not
 #
-# Each rank brings its own part of the batch, so more ranks get through more tokens per second. But each holds everything: parameters, gradients, optimizer state. A model that does not fit on one rank does not fit on a thousand. Paced, with the layer times from above:
+# Each rank brings its own part of the batch, so more ranks get through more tokens per second. But each holds
+# everything: parameters, gradients, optimizer state. A model that does not fit on one rank does not fit on a thousand.
+# Paced, with the layer times from above:
+
 
 # %% tags=["throughput-memory"]
 def throughput(world):
-    timeline, seconds = timed_steps(world, overlap=True, steps=3)
-    return text.batch(0)[0].numel() / seconds  # tokens per second of one rank that has the whole `text.batch` to itself
+    """Tokens per second that this rank gets through."""
+    _, seconds = timed_steps(world, overlap=True, steps=3)
+    return LOCAL_BATCH * 32 / seconds
 
 
 def state_bytes(world):
@@ -459,7 +510,10 @@ per_rank = [min(md.launch(throughput, ranks=n, pace=CLUSTER, check=False)) for n
 held = [md.launch(state_bytes, ranks=n)[0] for n in worlds]
 viz.curves(
     worlds,
-    measured={"tokens per second": [n * rate / per_rank[0] for n, rate in zip(worlds, per_rank, strict=True)], "memory of a rank": [h / held[0] for h in held]},
+    measured={
+        "tokens per second": [n * rate / per_rank[0] for n, rate in zip(worlds, per_rank, strict=True)],
+        "memory of a rank": [h / held[0] for h in held],
+    },
     predicted={"tokens per second": worlds, "memory of a rank": [1.0] * len(worlds)},
     xlabel="ranks",
     ylabel="compared with one rank",
@@ -470,7 +524,12 @@ viz.curves(
 # %% [markdown]
 # ### Global batch and learning rate
 #
-# If every rank keeps its batch, the **global batch** grows with the number of ranks, and an epoch has fewer optimizer steps. With the old learning rate the weights then move less. Scaling the rate with the batch makes up for it (Goyal et al. 2017), up to a point: beyond a critical batch size more samples per step bring less (McCandlish et al. 2018). The cell spends the same number of tokens in three ways. Averaged gradients make a step of *n* ranks exactly one step on a batch *n* times as large, so one process can show it.
+# If every rank keeps its batch, the **global batch** grows with the number of ranks, and an epoch has fewer optimizer
+# steps. With the old learning rate the weights then move less. Scaling the rate with the batch makes up for it (Goyal
+# et al. 2017), up to a point: beyond a critical batch size more samples per step bring less (McCandlish et al. 2018).
+# The cell spends the same number of tokens in three ways. Averaged gradients make a step of *n* ranks exactly one step
+# on a batch *n* times as large, so one process can show it.
+
 
 # %% tags=["batch-and-rate"]
 def train_with(batch, rate, samples=640):
@@ -496,14 +555,19 @@ def last_tenth(losses):
 RATE = 0.25
 for ranks, rate in ((1, RATE), (4, RATE), (4, 4 * RATE)):
     seen, losses = train_with(8 * ranks, rate)
-    print(f"{ranks} x 8 samples a step, learning rate {rate:.2f}: {len(losses):3d} steps, loss {last_tenth(losses):.3f} at the end")
+    print(
+        f"{ranks} x 8 samples a step, learning rate {rate:.2f}: {len(losses):3d} steps, loss {last_tenth(losses):.3f} at the end"
+    )
 
 # %% [markdown]
-# A schedule counts optimizer steps, not samples or micro-batches: with the global batch its length changes too. Whether to scale the rate is a choice of training, not a rule of data parallelism; the package never does it behind your back.
+# A schedule counts optimizer steps, not samples or micro-batches: with the global batch its length changes too.
+# Whether to scale the rate is a choice of training, not a rule of data parallelism; the package never does it behind
+# your back.
 #
 # ### Uneven inputs
 #
-# Ranks rarely have equally many batches. Rank 0 has three here, rank 1 two. After two steps rank 1 leaves the loop, and rank 0 waits in an all-reduce that never comes:
+# Ranks rarely have equally many batches. Rank 0 has three here, rank 1 two. After two steps rank 1 leaves the loop,
+# and rank 0 waits in an all-reduce that never comes:
 
 # %% tags=["uneven-deadlock"]
 BATCHES = [3, 2]
@@ -535,7 +599,8 @@ except md.LaunchError as error:
     print(error)
 
 # %% [markdown]
-# Inside `join`, a rank that is out of data stays and contributes zeros until the last one is done. The loss still divides by the tokens that there are, so those steps are right.
+# Inside `join`, a rank that is out of data stays and contributes zeros until the last one is done. The loss still
+# divides by the tokens that there are, so those steps are right.
 
 # %% tags=["uneven-join"]
 print("sum of all weights on each rank:", md.launch(train_uneven, ranks=2, args=(True,)))
@@ -544,38 +609,53 @@ print("sum of all weights on each rank:", md.launch(train_uneven, ranks=2, args=
 # ## Questions
 
 # %% [markdown] tags=["question-where-to-average"]
-# Someone averages the *weights* after every optimizer step instead of the gradients before it. For plain SGD, is the result the same? What would be sent? (cell `when-to-average`)
+# Someone averages the *weights* after every optimizer step instead of the gradients before it. For plain SGD, is the
+# result the same? What would be sent? (cell `when-to-average`)
 
 # %% [markdown] tags=["question-unequal-tokens"]
-# Four ranks have 100, 100, 100 and 20 valid tokens. Each reports the mean of its own, and these are averaged. How much more does a token of the last rank count than one of the first? (cell `token-mean`)
+# Four ranks have 100, 100, 100 and 20 valid tokens. Each reports the mean of its own, and these are averaged. How much
+# more does a token of the last rank count than one of the first? (cell `token-mean`)
 
 # %% [markdown] tags=["question-dp-traffic"]
-# The number of ranks goes from 4 to 1024. How do the bytes change that a rank sends per step, and how does the number of messages? (cell `figure-traffic`)
+# The number of ranks goes from 4 to 1024. How do the bytes change that a rank sends per step, and how does the number
+# of messages? (cell `figure-traffic`)
 
 # %% [markdown] tags=["question-bucket-size"]
-# Why is a bucket as large as the model the worst choice with overlap, and the best without? (cells `figure-buckets` and `explore-overlap`)
+# Why is a bucket as large as the model the worst choice with overlap, and the best without? (cells `figure-buckets`
+# and `explore-overlap`)
 
 # %% [markdown] tags=["question-first-layer"]
-# With overlap, the averaging of which layer's gradients can never be hidden behind the backward pass? (cell `timeline-paced`)
+# With overlap, the averaging of which layer's gradients can never be hidden behind the backward pass? (cell
+# `timeline-paced`)
 
 # %% [markdown] tags=["question-no-sync"]
-# All micro-batches of a step run inside `no_sync`, the last one too. What do the replicas do in the optimizer step that follows? (cell `accumulation`)
+# All micro-batches of a step run inside `no_sync`, the last one too. What do the replicas do in the optimizer step
+# that follows? (cell `accumulation`)
 
 # %% [markdown] tags=["question-does-not-fit"]
-# A model needs three times the memory of a rank. How many data-parallel ranks are needed to train it? (cell `throughput-memory`)
+# A model needs three times the memory of a rank. How many data-parallel ranks are needed to train it? (cell
+# `throughput-memory`)
 
 # %% [markdown] tags=["question-steps-per-epoch"]
-# 16 samples, a local batch of 2 on each of two ranks. How many optimizer steps has an epoch, and how long must a cosine schedule be that should reach zero at its end? (cell `batch-and-rate`)
+# 16 samples, a local batch of 2 on each of two ranks. How many optimizer steps has an epoch, and how long must a
+# cosine schedule be that should reach zero at its end? (cell `batch-and-rate`)
 
 # %% [markdown]
 # ## Why not?
 #
-# - **When does communication bind?** When averaging a layer takes longer than its backward pass. Bytes per step do not depend on the batch; the computation does. So a rank with too small a batch cannot hide them, and adding ranks at a fixed global batch ends there.
-# - **What breaks?** The global batch grows with the ranks and learns less per token at some point. Every rank waits for the slowest one. And nothing gets smaller: a thousand ranks hold a thousand copies of the same parameters, gradients and moments.
-# - **What then?** If the copies are the problem, cut them: each rank keeps a part of the state and fetches the rest when it needs it. That is ZeRO, lesson 04.
+# - **When does communication bind?** When averaging a layer takes longer than its backward pass. Bytes per step do not
+#   depend on the batch; the computation does. So a rank with too small a batch cannot hide them, and adding ranks at a
+#   fixed global batch ends there.
+# - **What breaks?** The global batch grows with the ranks and learns less per token at some point. Every rank waits
+#   for the slowest one. And nothing gets smaller: a thousand ranks hold a thousand copies of the same parameters,
+#   gradients and moments.
+# - **What then?** If the copies are the problem, cut them: each rank keeps a part of the state and fetches the rest
+#   when it needs it. That is ZeRO, lesson 04.
 #
 # ## Where to go next
 #
 # - The file: `minidist/parallel/data.py`, all three versions in one place.
 # - Lab 03 (`labs/03_scaling`): scaling from one to eight ranks, on CPU or GPUs, with a plot of what you measured.
-# - Papers: Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, 2020, arXiv:2006.15704; Goyal et al., *Accurate, Large Minibatch SGD*, 2017, arXiv:1706.02677; McCandlish et al., *An Empirical Model of Large-Batch Training*, 2018, arXiv:1812.06162.
+# - Papers: Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, 2020,
+#   arXiv:2006.15704; Goyal et al., *Accurate, Large Minibatch SGD*, 2017, arXiv:1706.02677; McCandlish et al., *An
+#   Empirical Model of Large-Batch Training*, 2018, arXiv:1812.06162.

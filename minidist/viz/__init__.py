@@ -1,4 +1,4 @@
-"""Figures: data in, matplotlib figure out. Import it by name, `from minidist import viz`; the package runs without it."""
+"""Figures: data in, matplotlib figure out. `from minidist import viz`; the rest of the package runs without it."""
 
 from minidist.viz.charts import alpha_beta as alpha_beta
 from minidist.viz.charts import beside as beside

@@ -5,11 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from minidist.viz.style import BLUE, GREEN, GREY, INK, MARKERS, ORANGE, canvas, quantity, rank_colour, scale_of
+from minidist.viz.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    MARKERS,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    canvas,
+    quantity,
+    scale_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+SERIES = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY)  # colours of curves, in order
 
 Series = Mapping[str, Sequence[float]]
 
@@ -63,19 +78,15 @@ def curves(
     title: str = "",
     paced: bool = False,
     log: str = "",
-    ax: Axes | None = None,
 ) -> Figure:
     """Measured points and predicted lines over the same x; a name that is in both has one colour.
 
     xlabel, ylabel: with their units. log: "x", "y" or "xy". Series shorter than x end early.
     """
-    if ax is None:
-        fig, (ax,) = canvas(7.2, 3.6)
-    else:
-        fig = ax.get_figure()
+    fig, (ax,) = canvas(7.2, 3.6)
     predicted = predicted or {}
     names = dict.fromkeys([*measured, *predicted])
-    _curves(ax, x, measured, predicted, {name: rank_colour((4, 0, 2, 5, 6, 1)[i % 6]) for i, name in enumerate(names)})
+    _curves(ax, x, measured, predicted, {name: SERIES[i % len(SERIES)] for i, name in enumerate(names)})
     if "x" in log:
         ax.set_xscale("log")
     if "y" in log:
@@ -95,7 +106,12 @@ def curves(
 
 
 def alpha_beta(
-    sizes: Sequence[float], seconds: Sequence[float], alpha_s: float, beta_s_per_byte: float, title: str = "", paced: bool = False
+    sizes: Sequence[float],
+    seconds: Sequence[float],
+    alpha_s: float,
+    beta_s_per_byte: float,
+    title: str = "",
+    paced: bool = False,
 ) -> Figure:
     """Time of a message or collective against its size, with the fitted line alpha + beta x size and its two parts.
 

@@ -60,9 +60,8 @@ class Explorer:
             control.observe(redraw, names="value")
         boxes: list[Any] = list(controls.values())
         if self.play:
-            last = len(self.options[self.play]) - 1  # type: ignore[arg-type]
-            button = widgets.Play(min=0, max=last, interval=900)
-            target, steps = controls[self.play], self.options[self.play]
+            target, steps = controls[self.play], list(controls[self.play].options)
+            button = widgets.Play(min=0, max=len(steps) - 1, interval=900)
             button.observe(lambda change: setattr(target, "value", steps[change["new"]]), names="value")
             boxes.insert(0, button)
         return widgets.VBox([*boxes, picture])
@@ -72,7 +71,12 @@ class Explorer:
         if isinstance(option, bool):
             return widgets.Checkbox(value=self.start[name], description=name, style=style, layout=layout, indent=True)
         return widgets.SelectionSlider(
-            options=list(option), value=self.start[name], description=name, style=style, layout=layout, continuous_update=False
+            options=list(option),
+            value=self.start[name],
+            description=name,
+            style=style,
+            layout=layout,
+            continuous_update=False,
         )
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:

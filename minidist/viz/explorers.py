@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from minidist.plan import cost
+from minidist.plan.hardware import Link
 from minidist.plan.step import data_parallel_step
 from minidist.timeline import Span, Timeline
 from minidist.viz.charts import curves
@@ -24,9 +26,7 @@ def arrival(work_s: Sequence[float], exchange_s: float = 0.02) -> Timeline:
     """
     last = max(work_s)
     spans = [Span(rank, "work", 0.0, seconds) for rank, seconds in enumerate(work_s)]
-    spans += [
-        Span(rank, "all_reduce", seconds, last + exchange_s, lane="comm") for rank, seconds in enumerate(work_s)
-    ]
+    spans += [Span(rank, "all_reduce", seconds, last + exchange_s, lane="comm") for rank, seconds in enumerate(work_s)]
     return Timeline(spans, predicted=True)
 
 
@@ -57,10 +57,13 @@ def ring_explorer(recorded: Mapping[int, Sequence[Held]]) -> Explorer:
 def overlap_explorer(layers: int = 8) -> Explorer:
     """When does overlap hide the averaging of gradients, and what do buckets have to do with it?"""
 
-    def draw(backward_of_a_layer: float, gradients_of_a_layer: float, link: float, alpha: float, bucket: float) -> Figure:
-        def all_reduce_s(nbytes: float, ranks: int = 8) -> float:
-            rounds = 2 * (ranks - 1)  # the ring's
-            return rounds * (alpha / 1e3 + nbytes / ranks / (link * 1e9))
+    def draw(
+        ranks: int, backward_of_a_layer: float, gradients_of_a_layer: float, link: float, alpha: float, bucket: float
+    ) -> Figure:
+        hop = Link(alpha_s=alpha / 1e3, bytes_per_s=link * 1e9)
+
+        def all_reduce_s(nbytes: float) -> float:
+            return cost.seconds("all_reduce", int(nbytes), ranks, hop)
 
         def step(overlap: bool) -> Timeline:
             second = backward_of_a_layer / 1e3
@@ -75,14 +78,16 @@ def overlap_explorer(layers: int = 8) -> Explorer:
             )
 
         without, with_it = step(overlap=False), step(overlap=True)
+        hidden = f"{with_it.overlap:.0%} of the communication hidden"
         return timelines(
             {
                 f"without overlap: {without.makespan * 1e3:.0f} ms": without,
-                f"with overlap: {with_it.makespan * 1e3:.0f} ms, {with_it.overlap:.0%} of the communication hidden": with_it,
+                f"with overlap: {with_it.makespan * 1e3:.0f} ms, {hidden}": with_it,
             }
         )
 
     options = {
+        "ranks": (2, 4, 8, 16, 64, 256, 1024),
         "backward of a layer [ms]": (2, 5, 10, 20, 40),
         "gradients of a layer [MB]": (5, 10, 25, 50, 100, 200, 400),
         "link [GB/s]": (1, 2, 5, 10, 25, 50, 100, 400),
@@ -90,6 +95,7 @@ def overlap_explorer(layers: int = 8) -> Explorer:
         "bucket [MB]": (1, 25, 50, 100, 200, 400, 1000, 4000),
     }
     start = {
+        "ranks": 8,
         "backward of a layer [ms]": 10,
         "gradients of a layer [MB]": 50,
         "link [GB/s]": 10,
@@ -100,14 +106,21 @@ def overlap_explorer(layers: int = 8) -> Explorer:
 
 
 def cost_explorer() -> Explorer:
-    """Which algorithm is fastest for which size, on how many ranks, over which link?"""
-    from minidist.plan import cost
-
-    sizes = [10**exponent for exponent in range(2, 11)]
+    """Which all-reduce is fastest for which size, on how many ranks, over which link?"""
+    sizes = [10 ** (exponent / 2) for exponent in range(4, 21)]
 
     def draw(ranks: int, alpha: float, link: float) -> Figure:
-        raise NotImplementedError(cost)
+        hop = Link(alpha_s=alpha / 1e6, bytes_per_s=link * 1e9)
+        predicted = {
+            name: [cost.seconds("all_reduce", int(size), ranks, hop, algorithm) * 1e3 for size in sizes]
+            for name, algorithm in (("ring", "ring"), ("tree", "tree"), ("halving-doubling", "halving_doubling"))
+        }
+        title = f"All-reduce on {ranks} ranks, alpha {alpha} us, {link} GB/s"
+        return curves(sizes, {}, predicted, xlabel="size [bytes]", ylabel="time [ms]", title=title, log="xy")
 
-    options = {"ranks": (2, 4, 8, 16, 64, 256, 1024), "alpha [us]": (1, 5, 10, 30, 100), "link [GB/s]": (1, 10, 50, 400)}
-    del sizes, curves
-    return Explorer(draw, options)
+    options = {
+        "ranks": (2, 3, 4, 6, 8, 16, 64, 256, 1000, 1024),
+        "alpha [us]": (1, 3, 10, 30, 100),
+        "link [GB/s]": (1, 10, 50, 450),
+    }
+    return Explorer(draw, options, start={"ranks": 64, "alpha [us]": 10, "link [GB/s]": 50})

@@ -6,7 +6,7 @@ numbers tells which ranks went into it, so a picture needs no bookkeeping beside
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING
 
 from minidist.viz.style import FAINT, INK, VERMILLION, bare, canvas, halo, rank_colour
@@ -60,12 +60,16 @@ def _cell(ax: Axes, x: float, y: float, value: int, ranks: int, strong: bool = F
     if came_from:
         full = len(came_from) == ranks > 1
         digits = "sum" if full else "+".join(map(str, came_from))
-        halo(ax.text(x + 0.5, y + 0.64, letter, ha="center", va="center", size=size, weight="bold", color=INK, zorder=5))
+        halo(
+            ax.text(x + 0.5, y + 0.64, letter, ha="center", va="center", size=size, weight="bold", color=INK, zorder=5)
+        )
         small = size * (0.62 if len(digits) > 3 else 0.75)
         halo(ax.text(x + 0.5, y + 0.26, digits, ha="center", va="center", size=small, color=INK, zorder=5))
 
 
-def _grid(ax: Axes, held: Held, ranks: int, left: float = 0.0, strong=frozenset(), size: float = 10) -> None:
+def _grid(
+    ax: Axes, held: Held, ranks: int, left: float = 0.0, strong: Set[tuple[int, int]] = frozenset(), size: float = 10
+) -> None:
     """Rank 0 on top, a row for each rank; `strong` are the (rank, position) to frame."""
     for rank, row in enumerate(held):
         for position, value in enumerate(row):
@@ -152,7 +156,7 @@ def _draw_ring(ax: Axes, states: Sequence[Held], step: int, size: float) -> None
 def ring_step(states: Sequence[Held], step: int) -> Figure:
     """The ring before `step`: what every rank holds, framed what it passes to the next rank in this step.
 
-    states: for each step what the ranks held, `states[step][rank] = marks`; the last one is the result. 2(n-1)+1 of them.
+    states: what the ranks held before each of the 2(n-1) steps and at the end, `states[step][rank] = marks`.
     """
     ranks = len(states[0])
     fig, (ax,) = canvas(4.8, 0.66 * ranks + 1.2)

@@ -36,6 +36,8 @@ def show(thing: Callable | type | ModuleType, *methods: str) -> Source:
     line = inspect.getsourcelines(parts[0])[1]
     code = "\n\n".join(textwrap.dedent(inspect.getsource(part)).rstrip() for part in parts)
     path = Path(inspect.getsourcefile(thing) or "")
-    inside = next((parent for parent in path.parents if (parent / "__init__.py").exists() and parent.name == "minidist"), None)
+    inside = next(
+        (parent for parent in path.parents if (parent / "__init__.py").exists() and parent.name == "minidist"), None
+    )
     name = path.relative_to(inside.parent).as_posix() if inside else path.name
     return Source(code, name, max(line, 1))

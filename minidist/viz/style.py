@@ -1,4 +1,4 @@
-"""How every figure looks: one palette, one white canvas, labels with units. Matplotlib is loaded by the first figure."""
+"""How every figure looks: one palette, a white canvas, labels with units. The first figure loads matplotlib."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 # ranks; neighbours differ in lightness too, so that a print in grey still separates them.
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#999999"
-RANK_COLOURS = (ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE, GREY)
-INK, FAINT, PAPER = "#222222", "#D9D9D9", "#FFFFFF"
+INK, DARK, FAINT, PAPER = "#222222", "#555555", "#D9D9D9", "#FFFFFF"
+RANK_COLOURS = (ORANGE, BLUE, YELLOW, GREEN, SKY, VERMILLION, PURPLE, DARK)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
@@ -27,7 +27,9 @@ def rank_colour(rank: int) -> str:
     return RANK_COLOURS[rank % len(RANK_COLOURS)]
 
 
-def canvas(width: float = 8.0, height: float = 3.2, rows: int = 1, columns: int = 1, **options) -> tuple[Figure, list[Axes]]:
+def canvas(
+    width: float = 8.0, height: float = 3.2, rows: int = 1, columns: int = 1, **options
+) -> tuple[Figure, list[Axes]]:
     """A white figure of width x height inches and its axes, row by row.
 
     The face is white whatever the notebook's theme, because ink chosen for one theme vanishes in the other. The figure
@@ -88,8 +90,10 @@ def scale_of(value: float, unit: str) -> tuple[float, str]:
 def quantity(value: float, unit: str) -> str:
     """A number a person can read, with its unit.
 
-    >>> quantity(590592, "bytes"), quantity(12, "bytes"), quantity(0.0042, "s"), quantity(2.5, "nats"), quantity(1e9 - 1, "bytes")
-    ('590.6 kB', '12 bytes', '4.2 ms', '2.5 nats', '1 GB')
+    >>> quantity(590592, "bytes"), quantity(12, "bytes"), quantity(0.0042, "s"), quantity(2.5, "nats")
+    ('590.6 kB', '12 bytes', '4.2 ms', '2.5 nats')
+    >>> quantity(1e9 - 1, "bytes")
+    '1 GB'
     """
     size, name = scale_of(value, unit)
     return f"{value / size:.4g} {name}".strip()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from minidist.timeline import Span, Timeline, rows
-from minidist.viz.style import BLUE, GREEN, GREY, INK, ORANGE, PAPER, SKY, VERMILLION, YELLOW, canvas, halo
+from minidist.viz.style import BLUE, GREEN, GREY, INK, PAPER, SKY, VERMILLION, YELLOW, canvas, halo
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,10 +24,14 @@ def colour_of(span: Span) -> str:
     if span.lane == "comm":
         return VERMILLION
     first = str(span.action).split(" ")[0].lower()
-    return {"forward": SKY, "backward": BLUE, "optimizer": GREEN, "update": GREEN, "wait": YELLOW, "work": SKY}.get(first, GREY)
+    return {"forward": SKY, "backward": BLUE, "optimizer": GREEN, "update": GREEN, "wait": YELLOW, "work": SKY}.get(
+        first, GREY
+    )
 
 
-def _draw_lane(ax: Axes, spans: list[Span], origin: float, scale: float, bottom: float, height: float, seconds: float) -> None:
+def _draw_lane(
+    ax: Axes, spans: list[Span], origin: float, scale: float, bottom: float, height: float, seconds: float
+) -> None:
     """One lane of one rank. Spans that overlap share its height; a span wide enough carries its name."""
     row = rows([(span.start, span.end) for span in spans])
     thin = height / (max(row, default=0) + 1)
@@ -38,13 +42,17 @@ def _draw_lane(ax: Axes, spans: list[Span], origin: float, scale: float, bottom:
         ax.add_patch(_box(left, y, width, thin, colour_of(span), hatch))
         name = str(span.action)
         if span.seconds > 0.0105 * seconds * len(name) and thin > 0.3 * height:
-            halo(ax.text(left + width / 2, y + thin / 2, name, ha="center", va="center", size=8, color=INK, clip_on=True))
+            halo(
+                ax.text(left + width / 2, y + thin / 2, name, ha="center", va="center", size=8, color=INK, clip_on=True)
+            )
 
 
 def _box(left: float, bottom: float, width: float, height: float, colour: str, hatch: str | None):
     from matplotlib.patches import Rectangle
 
-    return Rectangle((left, bottom), width, height, facecolor=colour, edgecolor=PAPER, linewidth=0.5, hatch=hatch, zorder=2)
+    return Rectangle(
+        (left, bottom), width, height, facecolor=colour, edgecolor=PAPER, linewidth=0.5, hatch=hatch, zorder=2
+    )
 
 
 def _draw(ax: Axes, timeline: Timeline, title: str, seconds: float) -> None:
@@ -65,7 +73,14 @@ def _draw(ax: Axes, timeline: Timeline, title: str, seconds: float) -> None:
 def _legend(fig: Figure, shown: list[Span]) -> None:
     from matplotlib.patches import Patch
 
-    names = {SKY: "forward", BLUE: "backward", GREEN: "update", YELLOW: "wait", GREY: "other", VERMILLION: "communication"}
+    names = {
+        SKY: "forward",
+        BLUE: "backward",
+        GREEN: "update",
+        YELLOW: "wait",
+        GREY: "other",
+        VERMILLION: "communication",
+    }
     if any(str(span.action).startswith("work") for span in shown):
         names[SKY] = "work"
     used = dict.fromkeys(colour_of(span) for span in shown)

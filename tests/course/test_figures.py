@@ -1,0 +1,234 @@
+"""Figures: labelled, in one palette, nothing clipped, and they draw what they are given."""
+
+import subprocess
+import sys
+from itertools import pairwise
+
+import matplotlib as mpl
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.text import Text
+
+mpl.use("Agg")
+
+from minidist import viz
+from minidist.timeline import Span, Timeline
+from minidist.viz import style
+from minidist.viz.explorers import arrival
+from minidist.viz.holdings import sent_in, sources
+from minidist.viz.timelines import colour_of
+
+PALETTE = {colour.upper() for colour in (*style.RANK_COLOURS, style.GREY, style.INK, style.FAINT, style.PAPER)}
+
+
+def ring(ranks):
+    """What the ranks of a ring hold before each step and at the end, by index arithmetic."""
+    held = [viz.marks(rank, ranks) for rank in range(ranks)]
+    states = [held]
+    for step in range(2 * (ranks - 1)):
+        now = [list(row) for row in held]
+        for rank in range(ranks):
+            piece = (rank - 2 - step) % ranks
+            came = held[rank - 1][piece]
+            now[rank][piece] = came if step >= ranks - 1 else held[rank][piece] + came
+        held = now
+        states.append(held)
+    return states
+
+
+RING = ring(4)
+STEP = Timeline(
+    [
+        Span(0, "forward 0", 0, 1),
+        Span(0, "backward 0", 1, 3),
+        Span(0, "all_reduce", 2, 4, "comm"),
+        Span(0, "update", 4, 5),
+    ],
+    paced=True,
+)
+SIZES = [10**k for k in range(2, 9)]
+SCALED = {
+    "beside": lambda: viz.beside(590_000, 590_592, 300_000, unit="bytes", title="Sent", axis="sent by one rank"),
+    "beside, prediction open": lambda: viz.beside(0.4, 0.4, None, unit="s", title="Time", axis="time", paced=True),
+    "curves": lambda: viz.curves([1, 2], {"a": [1, 2]}, {"a": [1, 2]}, "ranks", "time [ms]", "Two", log="xy"),
+    "alpha_beta": lambda: viz.alpha_beta(SIZES, [1e-4 + s / 1e9 for s in SIZES], 1e-4, 1e-9, "A message"),
+    "timeline": lambda: viz.timeline(STEP, "A step"),
+    "timelines": lambda: viz.timelines({"a": STEP, "b": arrival([0.1, 0.3])}),
+    "arrival": lambda: viz.arrival_explorer().figure(),
+    "overlap": lambda: viz.overlap_explorer().figure(),
+    "cost": lambda: viz.cost_explorer().figure(),
+}
+PICTURES = {
+    "holdings": lambda: viz.holdings({"all-reduce": (RING[0], RING[-1]), "nothing": (RING[0], RING[0])}),
+    "ring_step": lambda: viz.ring_step(RING, 2),
+    "ring_strip": lambda: viz.ring_strip(RING),
+    "world": lambda: viz.world([{"process": 1, "x": 2}, {"process": 3, "x": 4}], {"world": [0, 1]}),
+}
+
+
+def faults(fig, scaled):
+    """What is wrong with a figure: unlabelled axes, no word on where the numbers come from, text outside of it."""
+    wrong = []
+    axes = [ax for ax in fig.axes if ax.get_visible()]
+    if scaled:
+        # Timelines share one axis of time, labelled once, and their y axis names the ranks.
+        if not axes[-1].get_xlabel():
+            wrong.append("no label on the x axis")
+        wrong += ["no names on the y axis" for ax in axes if not ax.get_ylabel() and not _named(ax)]
+        kinds = ("(measured)", "(paced)", "(predicted)")
+        wrong += [
+            f"{ax.get_title(loc='left')!r} says no kind" for ax in axes if not ax.get_title(loc="left").endswith(kinds)
+        ]
+    fig.draw_without_rendering()
+    inside = fig.bbox.padded(2)
+    written = [*fig.texts, *fig.legends]
+    for ax in axes:
+        legend = [ax.get_legend()] if ax.get_legend() else []
+        written += [ax.title, ax._left_title, ax.xaxis.label, ax.yaxis.label, *ax.texts, *legend]
+    for thing in written:
+        text = thing.get_text() if isinstance(thing, Text) else "the legend"
+        box = thing.get_window_extent()
+        clipped = thing.get_clip_on() and thing.get_clip_box() is not None
+        if text and not clipped and not (inside.contains(box.x0, box.y0) and inside.contains(box.x1, box.y1)):
+            wrong.append(f"{text!r} leaves the figure")
+    return wrong
+
+
+def _named(ax):
+    return any(
+        label.get_text().strip() and not label.get_text().replace(".", "").isdigit() for label in ax.get_yticklabels()
+    )
+
+
+@pytest.mark.parametrize("name", [*SCALED, *PICTURES])
+def test_figure_is_labelled_and_not_clipped(name):
+    fig = {**SCALED, **PICTURES}[name]()
+    assert faults(fig, name in SCALED) == []
+    assert style.png(fig).startswith(b"\x89PNG")
+
+
+def test_an_unlabelled_or_clipped_figure_is_found():
+    fig = SCALED["curves"]()
+    fig.axes[0].set_xlabel("")
+    assert faults(fig, True) == ["no label on the x axis"]
+    fig = SCALED["curves"]()
+    fig.text(1.2, 0.5, "out here")
+    assert faults(fig, True) == ["'out here' leaves the figure"]
+    fig = SCALED["curves"]()
+    fig.axes[0].set_title("Two", loc="left")
+    assert faults(fig, True) == ["'Two' says no kind"]
+
+
+@pytest.mark.parametrize("name", [*SCALED, *PICTURES])
+def test_colours_come_from_the_palette(name):
+    fig = {**SCALED, **PICTURES}[name]()
+    patches = [patch for ax in fig.axes for patch in ax.patches]
+    lines = [line for ax in fig.axes for line in ax.lines]
+    used = {to_hex(p.get_facecolor()).upper() for p in patches if p.get_fill()} | {
+        to_hex(x.get_color()).upper() for x in lines
+    }
+    assert used <= PALETTE
+
+
+def test_palette_differs_in_lightness_between_neighbours():
+    """So that ranks next to each other stay apart in grey, too."""
+
+    def lightness(colour):
+        r, g, b = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+        return 0.299 * r + 0.587 * g + 0.114 * b
+
+    assert all(abs(lightness(a) - lightness(b)) > 0.1 for a, b in pairwise(style.RANK_COLOURS))
+
+
+def test_marks_tell_where_a_sum_came_from():
+    for ranks in range(1, 8):
+        total = [sum(column) for column in zip(*(viz.marks(rank, ranks) for rank in range(ranks)), strict=True)]
+        assert [sources(value, ranks) for value in total] == [
+            (chr(ord("A") + piece), list(range(ranks))) for piece in range(ranks)
+        ]
+        assert max(total) < 2**63
+    with pytest.raises(ValueError, match="1 to 7"):
+        viz.marks(0, 8)
+    with pytest.raises(ValueError, match=r"viz\.marks"):
+        sources(1 << 20, 2)
+
+
+def test_ring_step_frames_what_is_passed_on():
+    assert sent_in(RING, 0) == {(0, 3), (1, 0), (2, 1), (3, 2)}  # rank r passes slice r-1 first
+    assert sent_in(RING, len(RING) - 1) == set()
+    frames = [
+        p for p in viz.ring_step(RING, 0).axes[0].patches if to_hex(p.get_edgecolor()).upper() == style.VERMILLION
+    ]
+    assert {(-p.get_y() / 1.45, p.get_x()) for p in frames if p.get_width() == 1} >= {(0, 3), (1, 0), (2, 1), (3, 2)}
+
+
+def test_timeline_draws_every_span_at_its_time():
+    boxes = [p for p in viz.timeline(STEP).axes[0].patches]
+    assert [(p.get_x(), p.get_width()) for p in boxes] == [(0, 1000), (1000, 2000), (4000, 1000), (2000, 2000)]
+    assert colour_of(Span(0, "backward 7", 0, 1)) != colour_of(Span(0, "forward 7", 0, 1))
+    with pytest.raises(ValueError, match="no timeline"):
+        viz.timelines({})
+
+
+def test_beside_draws_the_numbers_it_is_given():
+    ax = viz.beside(590_000, 590_592, None, unit="bytes").axes[0]
+    assert [patch.get_width() for patch in ax.patches] == [0, 590.592, 590.0]
+    assert any("still open" in text.get_text() for text in ax.texts)
+
+
+def test_show_reads_the_file_itself():
+    shown = viz.show(viz.beside)
+    assert shown.file == "minidist/viz/charts.py"
+    assert shown.code.startswith("def beside(")
+    assert "```python" in shown._repr_markdown_()
+    method = viz.show(Timeline, "busy", "merge")
+    assert method.code.startswith("def busy(self")
+    assert "\ndef merge(self" in method.code
+    with pytest.raises(AttributeError):
+        viz.show(Timeline, "no_such_method")
+
+
+EXPLORERS = {
+    "arrival": viz.arrival_explorer,
+    "ring": lambda: viz.ring_explorer({2: ring(2), 3: ring(3), 4: RING}),
+    "overlap": viz.overlap_explorer,
+    "cost": viz.cost_explorer,
+}
+
+
+@pytest.mark.parametrize("name", EXPLORERS)
+def test_explorer_redraws_and_is_a_figure_without_widgets(name, monkeypatch):
+    explorer = EXPLORERS[name]()
+    bundle = explorer._repr_mimebundle_()
+    assert {"application/vnd.jupyter.widget-view+json", "image/png"} <= set(bundle)
+
+    box = explorer.widget()
+    picture = box.children[-1]
+    before = bytes(picture.value)
+    slider = next(child for child in box.children if getattr(child, "options", None))
+    slider.value = next(value for value in slider.options if value != slider.value)
+    assert bytes(picture.value) != before
+
+    for option, values in explorer.options.items():  # no setting may fail
+        for value in (values[0], values[-1]):
+            assert faults(explorer.figure(**{option: value}), name != "ring") == []
+
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    assert set(explorer._repr_mimebundle_()) == {"image/png", "text/plain"}
+
+
+def test_play_runs_through_the_steps():
+    import ipywidgets
+
+    box = viz.ring_explorer({4: RING}).widget()
+    play = next(child for child in box.children if isinstance(child, ipywidgets.Play))
+    slider = next(child for child in box.children if getattr(child, "description", "") == "step")
+    play.value = 3
+    assert slider.value == 3
+    assert play.max == len(RING) - 1
+
+
+def test_package_does_not_load_matplotlib():
+    heavy = "{'matplotlib', 'ipywidgets', 'IPython'}"
+    code = f"import sys; from minidist import viz; assert not {heavy} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -91,6 +91,8 @@ class _Optimizer(torch.optim.Optimizer):
         """Adds {"params": [tensors], and any setting that differs from the defaults}."""
         params = param_group["params"]
         params = [params] if isinstance(params, Tensor) else list(params)
+        if strange := [type(param).__name__ for param in params if not isinstance(param, Tensor)]:
+            raise TypeError(f"params must be tensors, and holds a {strange[0]}: pass module.parameters()")
         known = {id(param) for group in self.param_groups for param in group["params"]}
         if len({id(param) for param in params} | known) < len(params) + len(known):
             raise ValueError("a parameter is listed twice; it would be updated twice")

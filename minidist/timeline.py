@@ -282,8 +282,10 @@ class Timeline:
                 spans = self.lane(rank, lane)
                 row = rows([(span.start, span.end) for span in spans])
                 for extra in range(max(row, default=-1) + 1):
-                    named = {"name": f"{lane} {extra + 1}" if extra else lane}
-                    events.append({"ph": "M", "name": "thread_name", "pid": rank, "tid": tid + extra, "args": named})
+                    thread = {"ph": "M", "pid": rank, "tid": tid + extra}
+                    name = f"{lane} {extra + 1}" if extra else lane
+                    events.append(thread | {"name": "thread_name", "args": {"name": name}})
+                    events.append(thread | {"name": "thread_sort_index", "args": {"sort_index": tid + extra}})
                 for span, extra in zip(spans, row, strict=True):
                     event = {"ph": "X", "name": str(span.action), "cat": lane, "pid": rank, "tid": tid + extra}
                     event |= {"ts": (span.start - self.start) * 1e6, "dur": span.seconds * 1e6}

@@ -31,17 +31,40 @@ def test_model_parallel_ranks_of_a_replica_read_the_same_samples():
 sizes = st.integers(1, 12)
 
 
+def check_epochs(indices, samples, batch, ranks):
+    """What `indices(step, rank, ranks)` has to give: disjoint shards, every sample once per epoch, always a new order."""
+    steps = 3 * samples // batch + 1
+    sequence = []
+    for step in range(steps):
+        shards, together = [indices(step, rank, ranks) for rank in range(ranks)], indices(step, 0, 1)
+        assert len(together) == batch
+        assert [together[rank::ranks] for rank in range(ranks)] == shards, "the batch depends on the number of ranks"
+        sequence += together
+    epochs = [sequence[epoch * samples : (epoch + 1) * samples] for epoch in range(3)]
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(samples)), "not every sample once"
+    if samples >= 8:
+        assert epochs[0] != epochs[1] != epochs[2], "two epochs in the same order"
+
+
 @given(samples=sizes, batch=sizes, ranks=st.integers(1, 6), seed=st.integers(0, 3))
 def test_every_sample_once_per_epoch_over_all_ranks(samples, batch, ranks, seed):
-    steps = 3 * samples // batch + 1
-    shards = [[sample_indices(k, batch, samples, seed, r, ranks) for r in range(ranks)] for k in range(steps)]
-    whole = [sample_indices(k, batch, samples, seed) for k in range(steps)]
-    for shard, together in zip(shards, whole, strict=True):
-        assert len(together) == batch
-        assert [together[r::ranks] for r in range(ranks)] == shard, "the global batch depends on the number of ranks"
-    sequence = [index for together in whole for index in together]
-    for epoch in range(len(sequence) // samples):
-        assert sorted(sequence[epoch * samples : (epoch + 1) * samples]) == list(range(samples))
+    check_epochs(lambda step, r, n: sample_indices(step, batch, samples, seed, r, n), samples, batch, ranks)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (lambda step, r, n: sample_indices(step % 3, 4, 12, 0, r, n), "same order"),
+        (lambda step, r, n: sample_indices(step, 4, 12, r, r, n), "number of ranks"),
+        (lambda step, r, n: sample_indices(step, 4, 12, 0), "number of ranks"),
+        (lambda step, r, n: sample_indices(step, 4, 12, step, r, n), "not every sample once"),
+    ],
+    ids=["the epoch never set", "a seed per rank", "no split", "a seed per step"],
+)
+def test_that_check_notices(fault, message):
+    with pytest.raises(AssertionError, match=message):
+        check_epochs(fault, 12, 4, 2)
 
 
 def test_the_order_is_a_function_of_seed_and_epoch():

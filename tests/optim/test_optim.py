@@ -202,6 +202,8 @@ def test_errors_say_what_to_change():
     ]:
         with pytest.raises(ValueError, match=message):
             make()
+    with pytest.raises(TypeError, match=r"holds a tuple: pass module.parameters\(\)"):
+        SGD(nn.Linear(2, 2).named_parameters())
 
 
 def test_a_training_step_does_not_import_torchs_compiler():

@@ -1,5 +1,7 @@
 """minidist: how one model is trained across many chips, small enough to read in a weekend."""
 
+from minidist.comm import algorithms as algorithms
+from minidist.comm.checked import CommMismatch as CommMismatch
 from minidist.comm.comm import Comm as Comm
 from minidist.comm.layers import name_layer as name_layer
 from minidist.comm.partition import partition as partition
@@ -31,6 +33,7 @@ __all__ = [
     "Chip",
     "Cluster",
     "Comm",
+    "CommMismatch",
     "DataParallel",
     "GPTConfig",
     "LaunchError",
@@ -38,6 +41,7 @@ __all__ = [
     "Mesh",
     "Span",
     "Timeline",
+    "algorithms",
     "average_gradients",
     "data_parallel_step",
     "fit_alpha_beta",

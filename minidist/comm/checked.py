@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from minidist.comm import wire
+
 
 class CommMismatch(RuntimeError):
     """Ranks of one group made calls that do not belong together."""
@@ -116,9 +118,21 @@ def short(text: str, room: int = 160) -> str:
     """The text, or where it is longer its beginning and a checksum: equal for equal texts only.
 
     >>> short("all_reduce float32 [3]"), short("a" * 200, room=20)
-    ('all_reduce float32 [3]', 'aaaaaaa... #ec6c6b6c')
+    ('all_reduce float32 [3]', 'aaaaaaa... #599af058')
     """
     return text if len(text) <= room else f"{text[: room - 13]}... #{zlib.crc32(text.encode()):08x}"
+
+
+def describe(call: str, x: Tensor, ragged: bool, where: str) -> tuple[str, str]:
+    """A call as all ranks must make it, and as an error shows it. ragged: lengths along dim 0 may differ.
+
+    >>> import torch
+    >>> describe("all_gather", torch.zeros(3, 2), ragged=True, where="train.py:7")
+    ('all_gather of float32 [*, 2]', 'all_gather of float32 [3, 2] at train.py:7')
+    """
+    kind, shape = wire.name(x.dtype), list(x.shape)
+    common = f"[{', '.join(['*', *map(str, shape[1:])])}]" if ragged else shape
+    return f"{call} of {kind} {common}", f"{call} of {kind} {shape} at {where}"
 
 
 def conflict(mine: Entry, theirs: Entry, my_rank: int, their_rank: int) -> str:
@@ -164,7 +178,7 @@ class Ledger:
 
     def __init__(self, board: Board, ranks: Sequence[int], rank: int, name: str, key: str, check: bool) -> None:
         self.board, self.ranks, self.rank, self.name, self.check = board, ranks, rank, name, check
-        self._text, self._key, self._number = key, key_of(key), 0
+        self._text, self._key, self._number, self._kept = key, key_of(key), 0, -1
         self._messages: dict[tuple[int, int, int], tuple[int, int]] = {}
 
     def collective(self, what: str, shown: str = "", *, keep: bool = False, **details: Any) -> "Posted":
@@ -182,18 +196,23 @@ class Ledger:
         title = f"message {number} from rank {src} to rank {dst} of {self.name!r} with tag {tag}"
         return self._post(Posted(entry, [dst if src == self.rank else src], self.board.write(entry), title))
 
-    def gather(self, posted: "Posted") -> list[Entry]:
-        """Everyone's entry for this call, in the order of the ranks, as soon as all are there."""
-        entries = [self.board.read(self.ranks[r], *posted.call) for r in range(len(self.ranks))]
+    def lengths(self, what: str, shown: str, send: Sequence[int]) -> list[int]:
+        """The length each rank has for this one. send: what this rank has for each. Waits until all have called."""
+        posted = self.collective(f"lengths for {what}", shown, keep=True, send=tuple(send))
+        entries: list[Entry | None] = [None] * len(self.ranks)
         pause = 2e-5
         while missing := [r for r, entry in enumerate(entries) if entry is None]:
-            sleep(pause)
-            pause = min(pause * 1.1, 1e-3)
             for r in missing:
                 entries[r] = entry = self.board.read(self.ranks[r], *posted.call)
                 if entry is not None:
                     self._compare(posted, r, entry)
-        return [entry for entry in entries if entry is not None]
+            if None in entries:
+                sleep(pause)
+                pause = min(pause * 1.1, 1e-3)
+        # All have written this one, so all have read the one before: its slot is free again.
+        self.board.release(self._kept)
+        self._kept = posted.slot
+        return [entry.send[self.rank] for entry in entries if entry is not None]
 
     def ready(self, posted: "Posted") -> float:
         """When the last of those who take part was ready."""

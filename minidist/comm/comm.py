@@ -134,12 +134,12 @@ class Comm:
         """
         wire.check("all_gather", x, self.device)
         x = x.reshape(1) if x.dim() == 0 else x
-        if sizes is not None and (len(sizes) != self.size or sizes[self.rank] != len(x)):
-            raise ValueError(f"all_gather: sizes {list(sizes)} must be {self.size} lengths, mine {len(x)}")
-        asked = "" if sizes is None else f"(sizes={list(sizes)})"
-        send = (len(x),) * self.size
-        opened = self._open("all_gather", x, asked, ragged=True, names=True, keep=sizes is None, send=send)
-        sizes = self._told(opened, list(send)) if sizes is None else sizes
+        sizes = self._told("all_gather", x, [len(x)] * self.size) if sizes is None else list(sizes)
+        if len(sizes) != self.size or sizes[self.rank] != len(x):
+            raise ValueError(
+                f"all_gather: sizes {sizes} must be {self.size} lengths, that of rank {self.rank} {len(x)}"
+            )
+        opened = self._open("all_gather", x, f"(sizes={sizes})", ragged=True, names=True)
         out = x.new_empty(sum(sizes), *x.shape[1:])
         started = self._transport.all_gather(wire.pack(out), wire.pack(x), sizes)
         return self._close(opened, out.nbytes, started, lambda: out, async_op)
@@ -175,20 +175,25 @@ class Comm:
         """
         wire.check("all_to_all", x, self.device)
         x = x.reshape(1) if x.dim() == 0 else x
-        even = lengths(len(x), self.size)
-        if send_sizes is None and recv_sizes is None:
-            opened, send, recv = self._open("all_to_all", x), even, [even[self.rank]] * self.size
+        even = send_sizes is None and recv_sizes is None
+        send = lengths(len(x), self.size) if send_sizes is None else list(send_sizes)
+        if recv_sizes is None:
+            recv = [send[self.rank]] * self.size if even else self._told("all_to_all", x, send)
         else:
-            send = even if send_sizes is None else list(send_sizes)
-            recv = None if recv_sizes is None else list(recv_sizes)
-            wire.check_sizes(send, recv, len(x), self.rank, self.size)
-            written = {"keep": recv is None, "send": tuple(send), "recv": tuple(recv or ())}
-            opened = self._open("all_to_all", x, "(sizes)", ragged=True, **written)
-            recv = self._told(opened, send) if recv is None else recv
+            recv = list(recv_sizes)
+        wire.check_sizes(send, recv, len(x), self.rank, self.size)
+        if even:
+            opened = self._open("all_to_all", x)
+        else:
+            opened = self._open("all_to_all", x, "(sizes)", ragged=True, send=tuple(send), recv=tuple(recv))
         out = x.new_empty(sum(recv), *x.shape[1:])
         started = self._transport.all_to_all(wire.pack(out), wire.pack(x), recv, send)
         sent = (len(x) - send[self.rank]) * (x.nbytes // max(len(x), 1))
         return self._close(opened, x.nbytes, started, lambda: out, async_op, sent)
+
+    def lengths(self, length: int) -> list[int]:
+        """Every rank's `length`, in the order of the ranks. Not recorded: on one host nothing is sent for it."""
+        return self._told("lengths", torch.empty(length, 0), [length] * self.size)
 
     def barrier(self) -> None:
         """Return once every rank has called."""
@@ -286,24 +291,32 @@ class Comm:
     # ---- inside: a call is opened (checked, written on the board), issued, and closed (recorded, awaited) ------------
 
     def _open(
-        self, op: str, x: Tensor, arguments: str = "", *, ragged: bool = False, names: bool = False, **written: Any
+        self,
+        op: str,
+        x: Tensor,
+        arguments: str = "",
+        *,
+        ragged: bool = False,
+        names: bool = False,
+        send: tuple[int, ...] = (),
+        recv: tuple[int, ...] = (),
     ) -> _Opened:
-        """Begin a collective. ragged: lengths along dim 0 may differ. written: into the entry on the board."""
+        """Begin a collective. ragged: lengths along dim 0 may differ. names: compare what the caller calls x."""
         opened = _Opened(op, monotonic(), self.ranks)
-        if self._ledger is None or not (self.check or self.pace or written.get("keep")):
+        if self._ledger is None or not (self.check or self.pace):
             return opened
-        what = shown = op
+        written: dict[str, Any] = {"send": send, "recv": recv}
         if self.check:
             frame, where = checked.caller()
             if names and frame is not None:
                 written["named"], written["others"] = checked.names_of(x, frame)
-            kind, shape = wire.name(x.dtype), list(x.shape)
-            what = f"{op}{arguments} of {kind} {['*', *shape[1:]] if ragged else shape}"
-            shown = f"{op}{arguments} of {kind} {shape} at {where}"
+            texts = checked.describe(op + arguments, x, ragged, where)
+        else:
+            texts = (op, op)
         if self.pace is not None:
             payload = x.nbytes * self.size if op == "all_gather" else x.nbytes
             written["ready"] = self.pace.call(op, payload, self.ranks)
-        opened.posted = self._ledger.collective(what, shown, **written)
+        opened.posted = self._ledger.collective(*texts, **written)
         return opened
 
     def _open_message(self, op: str, x: Tensor, src: int, dst: int, tag: int) -> _Opened:
@@ -314,7 +327,7 @@ class Comm:
         what, shown = f"{x.numel()} {wire.name(x.dtype)}", op
         if self.check:
             peer = f"dst={dst}" if src == self.rank else f"src={src}"
-            shown = f"{op}({peer}, tag={tag}) of {wire.name(x.dtype)} {list(x.shape)} at {checked.caller()[1]}"
+            shown = checked.describe(f"{op}({peer}, tag={tag})", x, False, checked.caller()[1])[1]
         ready = 0.0 if self.pace is None else self.pace.call(op, x.nbytes, ends)
         opened.posted = self._ledger.message(what, shown, src, dst, tag, ready)
         return opened
@@ -346,24 +359,22 @@ class Comm:
 
     def _time(self, call: Call, opened: _Opened) -> None:
         posted, ledger = opened.posted, self._ledger
-        if posted is not None and ledger is not None:
-            ledger.board.release(posted.slot)
-            if self.pace is not None:
-                times = self.pace.times(call.op, call.nbytes, opened.ends, ledger.ready(posted))
-                call.start, call.end = times
-                pace.sleep_until(call.end)
+        if self.pace is not None and posted is not None and ledger is not None:
+            call.start, call.end = self.pace.times(call.op, call.nbytes, opened.ends, ledger.ready(posted))
+            pace.sleep_until(call.end)
         _ended(call)
 
     def _divided(self, data: Tensor, op: str) -> Tensor:
         return data.div_(self.size) if op == "mean" else data
 
-    def _told(self, opened: _Opened, send: list[int]) -> list[int]:
-        """The length each rank sends here, every rank knowing what it sends to each."""
+    def _told(self, op: str, x: Tensor, send: list[int]) -> list[int]:
+        """The length each rank has for this one, when every rank knows what it has for each."""
         if self.size == 1:
             return send
-        with self.watch.waiting(opened.op):
-            if self._ledger is not None and opened.posted is not None:
-                return [entry.send[self.rank] for entry in self._ledger.gather(opened.posted)]
+        with self.watch.waiting(op):
+            if self._ledger is not None:
+                texts = checked.describe(op, x, True, checked.caller()[1]) if self.check else (op, op)
+                return self._ledger.lengths(*texts, send)
             mine = torch.tensor(send, device=self.device)
             theirs, ones = torch.empty_like(mine), [1] * self.size
             for work in self._transport.all_to_all(theirs, mine, ones, ones).works:

@@ -90,9 +90,9 @@ def gradient(world, case, wrap):
 
 
 def cases(world):
-    ours = lambda world: md.DataParallel(Weight(), world)  # noqa: E731
-    theirs = lambda world: DistributedDataParallel(Weight())  # noqa: E731
-    wrong = lambda world: FlagNotRestored(Weight(), world)  # noqa: E731
+    ours = lambda world: md.DataParallel(Weight(), world)
+    theirs = lambda world: DistributedDataParallel(Weight())
+    wrong = lambda world: FlagNotRestored(Weight(), world)
     found = {case.__name__: gradient(world, case, ours) for case in (usual, forwards_first, interrupted, nested)}
     found["all inside"] = gradient(world, all_inside, ours)
     found["torch: usual"] = gradient(world, usual, theirs)

@@ -19,7 +19,7 @@ ROWS = 13  # divides by none of 2, 3, 4
 
 
 def global_batch():
-    """tokens, targets: [ROWS, 16]. The later a row, the fewer of its targets are valid, so no two ranks have as many."""
+    """tokens, targets: [ROWS, 16]. The later a row, the fewer valid targets it has, so no two ranks have as many."""
     draw = torch.Generator().manual_seed(1)
     tokens, targets = torch.randint(0, CONFIG.vocab, (2, ROWS, CONFIG.seq), generator=draw)
     targets[torch.arange(CONFIG.seq) > 1.2 * torch.arange(ROWS, 0, -1)[:, None]] = -100
@@ -125,7 +125,7 @@ def scaled_by(power):
 
     def case(world, module, tokens, targets):
         deliver = data.Bucket.deliver
-        wrong = lambda bucket, i, scale: deliver(bucket, i, scale**power)  # noqa: E731
+        wrong = lambda bucket, i, scale: deliver(bucket, i, scale**power)
         with mock.patch.object(data.Bucket, "deliver", wrong):
             parallel()(world, module, tokens, targets)
 
@@ -142,7 +142,7 @@ def parameters_summed(world, module, tokens, targets):
 def tied_twice(world, module, tokens, targets):
     """A bucket for each name instead of each parameter."""
     make = data.make_buckets
-    both = lambda named, mb: make({"head.weight": named["embed.weight"], **named}, mb)  # noqa: E731
+    both = lambda named, mb: make({"head.weight": named["embed.weight"], **named}, mb)
     with mock.patch.object(data, "make_buckets", both), mock.patch.object(data.Bucket, "expect_all", _forgive):
         parallel()(world, module, tokens, targets)
 

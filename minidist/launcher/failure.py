@@ -28,7 +28,8 @@ def describe(error: BaseException) -> Failure:
     _keep_user_frames(shown, library, set())
     peer = isinstance(error, RuntimeError | OSError) and any(sign in str(error) for sign in _PEER_GONE)
     message = "".join(traceback.format_exception_only(error)).strip()
-    text = "".join(shown.format())
+    text = "".join(shown.format()).rstrip().removesuffix(message)
+    message = message.removeprefix("minidist.").removeprefix(f"{type(error).__module__.removeprefix('minidist.')}.")
     return Failure(
         type(error).__name__, _shortened(message, _LONGEST_MESSAGE), place, _shortened(text, _LONGEST_TEXT), peer
     )

@@ -44,6 +44,7 @@ class Output:
         text = self._open[stream]
         if self._cut[stream]:
             tail = (self._tail[stream] + text)[-_TAIL:]
+            tail = tail[tail.find(b"\n", 0, -1) + 1 :]
             hidden = self._cut[stream] + len(text) - len(tail)
             text = f"... {hidden:,} bytes of output not shown ...\n".encode() * (hidden > 0) + tail
         self._open[stream], self._cut[stream] = b"", 0

@@ -103,7 +103,7 @@ def _dress(seat: Seat) -> None:
     os.dup2(seat.err, 2)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout, sys.stderr = (_unbuffered(fd) for fd in (1, 2))
-    faulthandler.enable(seat.stack, all_threads=False)
+    faulthandler.enable(seat.stack, all_threads=True)  # gloo gives up in a thread of its own
     if STACK_SIGNAL is not None:
         faulthandler.register(STACK_SIGNAL, seat.stack, all_threads=False, chain=False)
     os.environ.clear()

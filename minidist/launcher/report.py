@@ -168,6 +168,8 @@ def _exit(rank: int, code: int, ending: Ending, look: Look) -> str:
     else:
         how = f"ended itself with exit code {code} before its function returned: os._exit, or a library that exits"
     errors = [line for line in ending.errors.get(rank, "").splitlines() if line.strip()][-6:]
+    if any("Received data size doesn't match expected size" in line for line in errors):
+        errors = ["A message came that was larger than the tensor for it: the ranks passed different shapes or dtypes."]
     return "\n".join([f"rank {rank} {how}{look.innermost(ending.stacks.get(rank, ''))}", *(f"  {e}" for e in errors)])
 
 

@@ -274,24 +274,26 @@ class Timeline:
         events: list[dict[str, Any]] = []
         lanes = sorted({lane for _, lane in self._lanes}, key=lambda lane: (lane != "compute", lane))
         for rank in self.ranks:
-            named = {"name": f"rank {rank} ({self.kind})"}
-            events.append({"ph": "M", "name": "process_name", "pid": rank, "args": named})
-            events.append({"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}})
-            tid = 0
+            process = {"ph": "M", "pid": rank}
+            events.append(process | {"name": "process_name", "args": {"name": f"rank {rank} ({self.kind})"}})
+            events.append(process | {"name": "process_sort_index", "args": {"sort_index": rank}})
+            threads = 0
             for lane in lanes:
                 spans = self.lane(rank, lane)
-                row = rows([(span.start, span.end) for span in spans])
-                for extra in range(max(row, default=-1) + 1):
-                    thread = {"ph": "M", "pid": rank, "tid": tid + extra}
-                    name = f"{lane} {extra + 1}" if extra else lane
+                tids = [threads + row for row in rows([(span.start, span.end) for span in spans])]
+                names = [f"{lane} {row + 1}" if row else lane for row in range(len(set(tids)))]
+                for tid, name in enumerate(names, start=threads):
+                    thread = {"ph": "M", "pid": rank, "tid": tid}
                     events.append(thread | {"name": "thread_name", "args": {"name": name}})
-                    events.append(thread | {"name": "thread_sort_index", "args": {"sort_index": tid + extra}})
-                for span, extra in zip(spans, row, strict=True):
-                    event = {"ph": "X", "name": str(span.action), "cat": lane, "pid": rank, "tid": tid + extra}
-                    event |= {"ts": (span.start - self.start) * 1e6, "dur": span.seconds * 1e6}
-                    events.append(event | ({"args": {"nbytes": span.nbytes}} if span.nbytes else {}))
-                tid += max(row, default=-1) + 1
+                    events.append(thread | {"name": "thread_sort_index", "args": {"sort_index": tid}})
+                events += [self._trace_event(span, tid) for span, tid in zip(spans, tids, strict=True)]
+                threads += len(names)
         return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"times": self.kind}}
+
+    def _trace_event(self, span: Span, tid: int) -> dict[str, Any]:
+        event = {"ph": "X", "name": str(span.action), "cat": span.lane, "pid": span.rank, "tid": tid}
+        event |= {"ts": (span.start - self.start) * 1e6, "dur": span.seconds * 1e6}
+        return event | ({"args": {"nbytes": span.nbytes}} if span.nbytes else {})
 
     def save(self, path: str | Path) -> Path:
         """Writes the Perfetto trace to `path` and returns it. Open the file at https://ui.perfetto.dev."""

@@ -32,7 +32,7 @@ sizes = st.integers(1, 12)
 
 
 def check_epochs(indices, samples, batch, ranks):
-    """What `indices(step, rank, ranks)` must give: disjoint shards, every sample once per epoch, each in a new order."""
+    """What `indices(step, rank, ranks)` must give: disjoint shards, every sample once an epoch, a new order in each."""
     steps = 3 * samples // batch + 1
     sequence = []
     for step in range(steps):

@@ -44,63 +44,76 @@ def exchange(comm: Messenger, outgoing: Tensor, dst: int, incoming: Tensor, src:
 # ---- ring: every rank talks to its two neighbours, and all links are busy all the time [P] ---------------------------
 
 
+def reduce_around(pieces: Sequence[Tensor], comm: Messenger) -> None:
+    """Send a partial sum of each piece once round the ring; afterwards piece `rank` is finished here.
+
+    It sets out at the right neighbour of the rank that will own it, and every rank it passes adds its own part to it:
+    the last to add is the owner. n = 4, what rank 0 does:
+
+                  sends to 1       adds from 3
+        step 1    piece 3          piece 2 of 3
+        step 2    piece 2 of 3 0   piece 1 of 2 3
+        step 3    piece 1 of 2 3 0 piece 0 of 1 2 3
+    """
+    rank, n = comm.rank, comm.size
+    for step in range(1, n):
+        outgoing, own = pieces[(rank - step) % n], pieces[(rank - step - 1) % n]
+        own += exchange(comm, outgoing, (rank + 1) % n, torch.empty_like(own), (rank - 1) % n)
+
+
+def gather_around(pieces: Sequence[Tensor], comm: Messenger) -> None:
+    """Send each piece once round the ring, from the rank of its number: a rank passes on what it got last.
+
+    n = 4, what rank 0 does:
+
+                  sends to 1   gets from 3
+        step 1    piece 0      piece 3
+        step 2    piece 3      piece 2
+        step 3    piece 2      piece 1
+    """
+    rank, n = comm.rank, comm.size
+    for step in range(1, n):
+        outgoing, incoming = pieces[(rank - step + 1) % n], pieces[(rank - step) % n]
+        exchange(comm, outgoing, (rank + 1) % n, incoming, (rank - 1) % n)
+
+
 def ring_reduce_scatter(x: Tensor, comm: Messenger) -> Tensor:
     """This rank's piece of the sum of x over the ranks, cut along dim 0; x stays as it is.
-
-    A partial sum of each piece travels once round the ring, and every rank it passes adds its own part. It sets out at
-    the right neighbour of the rank that will own it, so the last to add is the owner:
-
-        n = 4, what rank 0 does    sends to 1   gets from 3        now holds
-        step 1                     piece 3      piece 2 of 3       piece 2 of 3, 0
-        step 2                     piece 2      piece 1 of 2, 3    piece 1 of 2, 3, 0
-        step 3                     piece 1      piece 0 of 1 2 3   piece 0 of all
 
     n - 1 messages; every piece but its own, at most (n-1) ceil(N/n) elements [P].
     """
     wire.check("ring_reduce_scatter", x, comm.device)
-    rank, n = comm.rank, comm.size
-    pieces = [x.detach()[part].contiguous() for part in partition(len(x), n)]
-    partial = pieces[(rank - 1) % n]
-    for step in range(1, n):
-        own = pieces[(rank - step - 1) % n]
-        partial = exchange(comm, partial, (rank + 1) % n, torch.empty_like(own), (rank - 1) % n).add_(own)
-    return partial.clone() if n == 1 else partial
+    partial = x.detach().clone(memory_format=torch.contiguous_format)
+    pieces = [partial[part] for part in partition(len(x), comm.size)]
+    reduce_around(pieces, comm)
+    return pieces[comm.rank].clone()
 
 
 def ring_all_gather(x: Tensor, comm: Messenger, sizes: Sequence[int] | None = None) -> Tensor:
     """Every rank's x, concatenated along dim 0. sizes: every rank's length, asked for first where it isn't given.
 
-    Every piece travels once round the ring: a rank sends on what it got last.
-
-        n = 4, what rank 0 does    sends to 1   gets from 3
-        step 1                     piece 0      piece 3
-        step 2                     piece 3      piece 2
-        step 3                     piece 2      piece 1
-
     n - 1 messages; every piece but its right neighbour's, at most (n-1) ceil(N/n) elements for N in all [P].
     """
     wire.check("ring_all_gather", x, comm.device)
-    rank, n = comm.rank, comm.size
     sizes = comm.lengths(len(x)) if sizes is None else sizes
     whole = x.new_empty(sum(sizes), *x.shape[1:])
     pieces = whole.split(list(sizes))
-    pieces[rank].copy_(x.detach())
-    for step in range(1, n):
-        exchange(comm, pieces[(rank - step + 1) % n], (rank + 1) % n, pieces[(rank - step) % n], (rank - 1) % n)
+    pieces[comm.rank].copy_(x.detach())
+    gather_around(pieces, comm)
     return whole
 
 
 def ring_all_reduce(x: Tensor, comm: Messenger) -> Tensor:
-    """The sum of x over the ranks, into x.
+    """The sum of x over the ranks, into x: a reduce-scatter, then an all-gather that hands the finished pieces round.
 
-    A reduce-scatter, after which each piece is finished on one rank, and an all-gather, which hands the pieces round.
-    2(n-1) messages; at most 2(n-1) ceil(N/n) elements: nearly 2N however many ranks there are, and no algorithm sends
-    less [P].
+    2(n-1) messages; at most 2(n-1) ceil(N/n) elements. That is nearly 2N however many ranks there are, and no algorithm
+    sends less [P].
     """
     wire.check("ring_all_reduce", x, comm.device, written=True)
     flat = _flat(x)
-    piece = ring_reduce_scatter(flat, comm)
-    flat.copy_(ring_all_gather(piece, comm, lengths(len(flat), comm.size)))
+    pieces = [flat[part] for part in partition(len(flat), comm.size)]
+    reduce_around(pieces, comm)
+    gather_around(pieces, comm)
     return _write_back(flat, x)
 
 
@@ -248,7 +261,7 @@ class Part:
         return self.comm.irecv(x, self.ranks[src])
 
     def lengths(self, length: int) -> list[int]:
-        raise NotImplementedError("only all ranks of a Comm can ask for each other's lengths")
+        raise NotImplementedError("give the lengths: only all ranks of a Comm can ask for them")
 
 
 def hierarchical_all_reduce(x: Tensor, comm: Messenger, inside: int) -> Tensor:
@@ -271,9 +284,10 @@ def hierarchical_all_reduce(x: Tensor, comm: Messenger, inside: int) -> Tensor:
     near = Part(comm, range(machine * inside, (machine + 1) * inside))
     far = Part(comm, range(chip, comm.size, inside))
     flat = _flat(x)
-    piece = ring_reduce_scatter(flat, near)
-    ring_all_reduce(piece, far)
-    flat.copy_(ring_all_gather(piece, near, lengths(len(flat), inside)))
+    pieces = [flat[part] for part in partition(len(flat), inside)]
+    reduce_around(pieces, near)
+    ring_all_reduce(pieces[chip], far)
+    gather_around(pieces, near)
     return _write_back(flat, x)
 
 

@@ -346,7 +346,7 @@ class Comm:
             sent = cost.bytes_sent(opened.op, nbytes, self.size)
         call = Call(opened.op, nbytes, sent, self.ranks, opened.start, None, self.ranks[self.rank])
         self.recorder.calls.append(call)
-        if async_op and opened.ends == self.ranks and self.device.type == "cpu":
+        if async_op and opened.op not in pace.MESSAGES and self.device.type == "cpu":
             started.at_end(lambda: _ended(call))
 
         def done() -> Tensor:

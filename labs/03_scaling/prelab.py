@@ -30,9 +30,7 @@ def main(arguments: list[str]) -> int:
         "ranks meet": ranks_meet,
         "averaged gradients are those of one process": gradients_agree,
         "bytes sent are 2 (n-1)/n of the gradient": bytes_agree,
-        "a run writes a result": lambda: run(
-            "run.py", "--model", "tiny", "--ranks", "2", "--steps", "3", "--out", trial
-        ),
+        "a run writes a result": lambda: run("run.py", "--model", "tiny", "--ranks", 2, "--steps", 3, "--out", trial),
         "results become a figure": lambda: run("plot.py", trial, "--out", trial / "prelab.png"),
     }
     for name, check in checks.items():

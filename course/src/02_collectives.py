@@ -102,24 +102,24 @@ viz.holdings(
 
 # %% tags=["record-ring"]
 class Watched:
-    """A Comm that notes, before each message, what its rank holds."""
+    """A Comm that notes what its rank sends."""
 
-    def __init__(self, comm, x):
-        self.comm, self.x, self.states = comm, x, []
+    def __init__(self, comm):
+        self.comm, self.sent = comm, []
 
     def __getattr__(self, name):
         return getattr(self.comm, name)
 
-    def isend(self, *args, **options):
-        self.states.append(self.x.tolist())
-        return self.comm.isend(*args, **options)
+    def isend(self, x, dst):
+        self.sent += x.tolist()  # one slice, one mark
+        return self.comm.isend(x, dst)
 
 
 def watch_ring(world):
-    x = torch.tensor(viz.marks(world.rank, world.size))
-    watched = Watched(world, x)
+    first = viz.marks(world.rank, world.size)
+    x, watched = torch.tensor(first), Watched(world)
     md.algorithms.ring_all_reduce(x, watched)
-    return [*watched.states, x.tolist()]
+    return viz.replay(first, watched.sent, x.tolist())  # what this rank held before each message, and at the end
 
 
 def by_step(ranks):
@@ -235,7 +235,7 @@ viz.curves(
         "naive exchange": [naive / (4 * LENGTH) for naive, _ in counted],
         "ring": [ring / (4 * LENGTH) for _, ring in counted],
     },
-    predicted={"naive exchange": [n - 1 for n in worlds], "ring": [2 * (n - 1) / n for n in worlds]},
+    predicted={"naive exchange": lambda n: n - 1, "ring": lambda n: 2 * (n - 1) / n},
     xlabel="ranks",
     ylabel="sent by one rank [tensor sizes]",
     title="What one rank sends in an all-reduce",
@@ -268,7 +268,7 @@ viz.ring_explorer(recorded)
 SIZES = [4**k for k in range(1, 13)]  # bytes: 4 to 16,777,216
 
 
-def ping_pong(world, sizes, repeats=9):
+def ping_pong(world, sizes, repeats=15):
     """Seconds of one message of each size, between ranks 0 and 1: the median of some round trips, halved."""
     seconds = []
     for size in sizes:
@@ -310,7 +310,7 @@ print(
 
 
 # %% tags=["ring-predicted"]
-def time_ring(world, sizes, repeats=7):
+def time_ring(world, sizes, repeats=15):
     """Seconds of a ring all-reduce of each size in bytes: the slowest rank's, the median of some runs."""
     seconds = []
     for size in sizes:
@@ -327,10 +327,10 @@ def time_ring(world, sizes, repeats=7):
 ring_s = [max(times) for times in zip(*md.launch(time_ring, ranks=2, args=(SIZES[1:],), check=False), strict=True)]
 viz.curves(
     SIZES[1:],
-    measured={"ring": ring_s},
-    predicted={"ring": [2 * alpha_s + size * beta_s_per_byte for size in SIZES[1:]]},
+    measured={"ring": [t * 1e3 for t in ring_s]},
+    predicted={"ring": lambda size: (2 * alpha_s + size * beta_s_per_byte) * 1e3},
     xlabel="size [bytes]",
-    ylabel="time [s]",
+    ylabel="time [ms]",
     title="Ring all-reduce on two ranks of this machine",
     log="xy",
 )
@@ -351,7 +351,7 @@ viz.curves(
 # described here, by sleeping.
 
 # %% tags=["paced-cluster"]
-SLOW = md.Link(alpha_s=4e-3, bytes_per_s=20e6)
+SLOW = md.Link(alpha_s=10e-3, bytes_per_s=8e6)
 one_machine = md.Cluster(machines=1, chips=8, chip=md.Chip(), inside=SLOW, between=SLOW)
 print(
     f"alpha {SLOW.alpha_s * 1e3:g} ms, bandwidth {SLOW.bytes_per_s / 1e6:g} MB/s: slow on purpose, so that the computer's own time is small beside it"
@@ -367,15 +367,18 @@ prediction_crossover = None  # your number, in bytes
 
 # %% tags=["tree-ring"]
 def race(world, sizes):
-    """Seconds of a tree and of a ring all-reduce, for each size in bytes."""
+    """Seconds of a tree and of a ring all-reduce for each size in bytes: the better of two runs."""
     times = {"tree": [], "ring": []}
     for size in sizes:
         for name, all_reduce in (("tree", md.algorithms.tree_all_reduce), ("ring", md.algorithms.ring_all_reduce)):
-            x = torch.ones(size // 4)
-            world.barrier()
-            start = time.perf_counter()
-            all_reduce(x, world)
-            times[name].append(time.perf_counter() - start)
+            runs = []
+            for _ in range(2):
+                x = torch.ones(size // 4)
+                world.barrier()
+                start = time.perf_counter()
+                all_reduce(x, world)
+                runs.append(time.perf_counter() - start)
+            times[name].append(min(runs))
     return times
 
 
@@ -385,13 +388,13 @@ slowest = {name: [max(times) for times in zip(*(r[name] for r in raced), strict=
 beta = 1 / SLOW.bytes_per_s
 viz.curves(
     RACE_SIZES,
-    measured=slowest,
+    measured={name: [t * 1e3 for t in times] for name, times in slowest.items()},
     predicted={
-        "tree": [2 * 3 * (SLOW.alpha_s + size * beta) for size in RACE_SIZES],
-        "ring": [2 * 7 * (SLOW.alpha_s + size / 8 * beta) for size in RACE_SIZES],
+        "tree": lambda size: 2 * 3 * (SLOW.alpha_s + size * beta) * 1e3,
+        "ring": lambda size: 2 * 7 * (SLOW.alpha_s + size / 8 * beta) * 1e3,
     },
     xlabel="size [bytes]",
-    ylabel="time [s]",
+    ylabel="time [ms]",
     title="All-reduce on eight ranks",
     paced=True,
     log="xy",
@@ -450,7 +453,7 @@ algorithm = [LARGE / t / 1e6 for t in times]
 viz.curves(
     ranks,
     measured={"algorithm": algorithm, "bus": [2 * (n - 1) / n * a for n, a in zip(ranks, algorithm, strict=True)]},
-    predicted={"link": [SLOW.bytes_per_s / 1e6] * len(ranks)},
+    predicted={"link": lambda n: SLOW.bytes_per_s / 1e6},
     xlabel="ranks",
     ylabel="bandwidth [MB/s]",
     title="One ring, two bandwidths",
@@ -466,8 +469,8 @@ viz.curves(
 # each rank crosses the slow link, and each rank of a machine carries another slice across.
 
 # %% tags=["hierarchical"]
-FAST = md.Link(alpha_s=1e-4, bytes_per_s=200e6)
-BETWEEN = md.Link(alpha_s=1e-3, bytes_per_s=20e6)
+FAST = md.Link(alpha_s=1e-3, bytes_per_s=100e6)
+BETWEEN = md.Link(alpha_s=2e-3, bytes_per_s=10e6)
 two_machines = md.Cluster(machines=2, chips=4, chip=md.Chip(), inside=FAST, between=BETWEEN)
 
 

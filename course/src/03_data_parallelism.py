@@ -250,7 +250,7 @@ viz.beside(
 viz.curves(
     worlds,
     measured={"ring": list(factors.values())},
-    predicted={"ring": [2 * (n - 1) / n for n in worlds], "never more than": [2.0] * len(worlds)},
+    predicted={"ring": lambda n: 2 * (n - 1) / n, "twice the parameters": lambda n: 2},
     xlabel="ranks",
     ylabel="sent per step [parameter bytes]",
     title="About twice the parameters, whatever the number of ranks",
@@ -514,7 +514,7 @@ viz.curves(
         "tokens per second": [n * rate / per_rank[0] for n, rate in zip(worlds, per_rank, strict=True)],
         "memory of a rank": [h / held[0] for h in held],
     },
-    predicted={"tokens per second": worlds, "memory of a rank": [1.0] * len(worlds)},
+    predicted={"tokens per second": lambda n: n, "memory of a rank": lambda n: 1},
     xlabel="ranks",
     ylabel="compared with one rank",
     title="More ranks: throughput and memory",

@@ -10,6 +10,7 @@ from minidist.viz.explorers import overlap_explorer as overlap_explorer
 from minidist.viz.explorers import ring_explorer as ring_explorer
 from minidist.viz.holdings import holdings as holdings
 from minidist.viz.holdings import marks as marks
+from minidist.viz.holdings import replay as replay
 from minidist.viz.holdings import ring_step as ring_step
 from minidist.viz.holdings import ring_strip as ring_strip
 from minidist.viz.ranks import world as world

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from minidist.viz.style import (
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 SERIES = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY)  # colours of curves, in order
 
-Series = Mapping[str, Sequence[float]]
-
 
 def beside(
     measured: float,
@@ -49,7 +47,7 @@ def beside(
     longest = max((abs(value) for _, value, _ in shown if value is not None), default=0) or 1
     size, unit_name = scale_of(longest, unit)
     for y, (_, value, colour) in enumerate(shown):
-        text = "still open: set `prediction` above and run again" if value is None else quantity(value, unit)
+        text = "still open: set your prediction above and run again" if value is None else quantity(value, unit)
         length = (value or 0) / size
         ax.barh(y, length, color=colour, height=0.62, edgecolor=INK, linewidth=0.6)
         ax.text(length + 0.015 * longest / size, y, text, va="center", size=9.5, color=GREY if value is None else INK)
@@ -61,18 +59,10 @@ def beside(
     return fig
 
 
-def _curves(ax: Axes, x: Sequence[float], measured: Series, predicted: Series, colours: Mapping[str, str]) -> None:
-    for i, (name, y) in enumerate(measured.items()):
-        marker = MARKERS[i % len(MARKERS)]
-        ax.plot(x[: len(y)], y, marker, color=colours[name], ms=6.5, mec=INK, mew=0.6, label=name, zorder=3)
-    for name, y in predicted.items():
-        ax.plot(x[: len(y)], y, "-", color=colours[name], lw=1.8, label=f"{name}, predicted", zorder=2)
-
-
 def curves(
     x: Sequence[float],
-    measured: Series,
-    predicted: Series | None = None,
+    measured: Mapping[str, Sequence[float]],
+    predicted: Mapping[str, Sequence[float] | Callable[[float], float]] | None = None,
     xlabel: str = "",
     ylabel: str = "",
     title: str = "",
@@ -81,28 +71,46 @@ def curves(
 ) -> Figure:
     """Measured points and predicted lines over the same x; a name that is in both has one colour.
 
-    xlabel, ylabel: with their units. log: "x", "y" or "xy". Series shorter than x end early.
+    predicted: a value for each x, or a function of x, which is drawn smoothly. xlabel, ylabel: with their units.
+    log: "x", "y" or "xy".
     """
     fig, (ax,) = canvas(7.2, 3.6)
     predicted = predicted or {}
-    names = dict.fromkeys([*measured, *predicted])
-    _curves(ax, x, measured, predicted, {name: SERIES[i % len(SERIES)] for i, name in enumerate(names)})
+    names = list(dict.fromkeys([*measured, *predicted]))
+    colours = {name: SERIES[i % len(SERIES)] for i, name in enumerate(names)}
+    for i, (name, y) in enumerate(measured.items()):
+        ax.plot(x, y, MARKERS[i % len(MARKERS)], color=colours[name], ms=6.5, mec=INK, mew=0.6, label=name, zorder=3)
+    fine = between(min(x), max(x), "x" in log)
+    for name, y in predicted.items():
+        label = f"{name}, predicted" if measured else name
+        points = (fine, [y(at) for at in fine]) if callable(y) else (x, y)
+        ax.plot(*points, "-", color=colours[name], lw=1.8, label=label, zorder=2)
     if "x" in log:
         ax.set_xscale("log")
     if "y" in log:
         ax.set_yscale("log")
     else:
-        ax.set_ylim(bottom=min(0, *(v for y in (*measured.values(), *predicted.values()) for v in y)))
+        ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
     ax.grid(alpha=0.25)
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel)
-    kind = "paced" if paced else "measured"
-    if not measured:
-        kind = "predicted"
+    kind = "predicted" if not measured else "paced" if paced else "measured"
     ax.set_title(f"{title} ({kind})".strip(), size=11, color=INK, loc="left")
     if len(names) > 1 or predicted:
         ax.legend(frameon=False, fontsize=9)
     return fig
+
+
+def between(first: float, last: float, logarithmic: bool, steps: int = 100) -> list[float]:
+    """Values from first to last, at equal distances or, for a logarithmic axis, at equal ratios.
+
+    >>> between(1, 4, False, steps=3), between(1, 8, True, steps=3)
+    ([1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 4.0, 8.0])
+    """
+    shares = [i / steps for i in range(steps + 1)]
+    if logarithmic:
+        return [round(first * (last / first) ** share, 12) for share in shares]
+    return [first + (last - first) * share for share in shares]
 
 
 def alpha_beta(
@@ -119,8 +127,7 @@ def alpha_beta(
     """
     fig, (ax,) = canvas(7.2, 3.8)
     ms = 1e3
-    first, last = min(size for size in sizes if size > 0), max(sizes)
-    smooth = [first * (last / first) ** (i / 100) for i in range(101)]
+    smooth = between(min(size for size in sizes if size > 0), max(sizes), logarithmic=True)
     fitted = [(alpha_s + beta_s_per_byte * size) * ms for size in smooth]
     ax.plot(sizes, [t * ms for t in seconds], "o", color=BLUE, mec=INK, mew=0.6, ms=6.5, zorder=4, label="measured")
     ax.plot(smooth, fitted, "-", color=ORANGE, lw=2, zorder=3, label="fit: alpha + beta x size")

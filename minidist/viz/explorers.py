@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from minidist.plan import cost
@@ -107,16 +107,17 @@ def overlap_explorer(layers: int = 8) -> Explorer:
 
 def cost_explorer() -> Explorer:
     """Which all-reduce is fastest for which size, on how many ranks, over which link?"""
-    sizes = [10 ** (exponent / 2) for exponent in range(4, 21)]
 
     def draw(ranks: int, alpha: float, link: float) -> Figure:
         hop = Link(alpha_s=alpha / 1e6, bytes_per_s=link * 1e9)
-        predicted = {
-            name: [cost.seconds("all_reduce", int(size), ranks, hop, algorithm) * 1e3 for size in sizes]
-            for name, algorithm in (("ring", "ring"), ("tree", "tree"), ("halving-doubling", "halving_doubling"))
-        }
+        algorithms = {"ring": "ring", "tree": "tree", "halving-doubling": "halving_doubling"}
+
+        def milliseconds(algorithm: str) -> Callable[[float], float]:
+            return lambda size: cost.seconds("all_reduce", int(size), ranks, hop, algorithm) * 1e3
+
+        predicted = {name: milliseconds(algorithm) for name, algorithm in algorithms.items()}
         title = f"All-reduce on {ranks} ranks, alpha {alpha} us, {link} GB/s"
-        return curves(sizes, {}, predicted, xlabel="size [bytes]", ylabel="time [ms]", title=title, log="xy")
+        return curves((1e2, 1e10), {}, predicted, xlabel="size [bytes]", ylabel="time [ms]", title=title, log="xy")
 
     options = {
         "ranks": (2, 3, 4, 6, 8, 16, 64, 256, 1000, 1024),

@@ -107,6 +107,24 @@ def holdings(cases: dict[str, tuple[Held, Held]], columns: int = 2) -> Figure:
     return fig
 
 
+def replay(first: Sequence[int], sent: Sequence[int], last: Sequence[int]) -> list[list[int]]:
+    """What a rank held before each message it sent, and at the end.
+
+    first, last: its marks before and after. sent: the mark in each message, in order. A rank that passes on a sum holds
+    it, so what it sends tells what it held.
+
+    >>> replay([1, 2], [2, 5], [5, 10])
+    [[1, 2], [5, 2], [5, 10]]
+    """
+    ranks, held = len(first), [list(first)]
+    for mark in sent:
+        letter, _ = sources(mark, ranks)
+        now = list(held[-1])
+        now[ord(letter) - ord("A")] = mark
+        held.append(now)
+    return [*held[1:], list(last)]
+
+
 def sent_in(states: Sequence[Held], step: int) -> set[tuple[int, int]]:
     """The (rank, slice) that the ring's ranks pass on in `step`, read off from what changed at the next rank.
 

@@ -61,7 +61,7 @@ def train(world, follow=True):
 
 
 def divisor(world):
-    """A loss that is each rank's own: still divided by all ranks. In step 3 rank 0's gradient is 6, the others' zero."""
+    """A loss that is each rank's own: still divided by all ranks. In step 3 rank 0 has 6, the others zero."""
     weight = nn.Linear(1, 1, bias=False).double()
     replica = md.DataParallel(weight, world)
     grads = []

@@ -93,15 +93,16 @@ def test_the_facade_is_complete_explicit_and_small():
 
 
 def undocumented(module: object, names: list[str] | set[str]) -> list[str]:
-    """Public classes and functions, and the public methods of these classes, that have no docstring, own or inherited."""
+    """Public classes, their public methods, and functions that have no docstring, of their own or inherited."""
     found = []
     for name in sorted(names):
         value = getattr(module, name)
         if inspect.isclass(value) and value.__module__.startswith("minidist"):
             methods = {f"{name}.{key}": each for key, each in vars(value).items() if inspect.isfunction(each)}
             found += [key for key, each in methods.items() if "._" not in key and not inspect.getdoc(each)]
+        speaks = inspect.isclass(value) or inspect.isfunction(value) or inspect.ismodule(value)
         documented = value.__doc__ and not value.__doc__.startswith(f"{name}(")  # a dataclass gets its signature
-        if (inspect.isclass(value) or inspect.isfunction(value) or inspect.ismodule(value)) and not documented:
+        if speaks and not documented:
             found.append(name)
     return found
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from course import files
+from course.__main__ import main
 from course.build import LessonError, build, notebook_bytes
 
 LESSON = """\
@@ -80,3 +82,18 @@ def test_check_names_stale_missing_and_orphaned_notebooks_and_writes_nothing(tmp
     assert [path.name for path in report.orphans] == ["99_gone.ipynb"]
     assert (notebooks / "02_collectives.ipynb").read_bytes() == old
     assert not (notebooks / "03_new.ipynb").exists()
+
+
+def test_the_command_fails_only_when_checking_finds_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(files, "SOURCES", tmp_path)
+    monkeypatch.setattr(files, "NOTEBOOKS", tmp_path)
+    (tmp_path / "00_start.py").write_text(LESSON, encoding="utf-8")
+    assert main(["build", "--check"]) == 1
+    assert "00_start.ipynb: out of date; run `python -m course build`" in capsys.readouterr().out
+    assert main(["build"]) == 0
+    assert main(["build", "--check"]) == 0
+    (tmp_path / "00_start.py").write_text('# %% tags=["a b"]\n1\n', encoding="utf-8")
+    with pytest.raises(SystemExit, match="the tag 'a b'"):
+        main(["build"])

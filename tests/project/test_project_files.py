@@ -1,9 +1,11 @@
 """The files that describe this repository agree with each other and with what is installed."""
 
+import ast
 import importlib.metadata
 import os
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -121,6 +123,15 @@ def test_the_readme_names_commands_that_exist_and_what_was_not_tested():
     paragraph = readme[untested.start() :].split("\n\n")[0]
     for word in ("conda", "Windows", "macOS", "Slurm", "parsing only"):
         assert word in paragraph
+
+
+def test_the_readmes_program_runs():
+    (program,) = re.findall(r"```python\n(.*?)```", read("README.md"), flags=re.DOTALL)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    assert run.returncode == 0, run.stderr
+    losses = ast.literal_eval(run.stdout)
+    assert len(losses) == 4
+    assert all(4 < loss < 8 for loss in losses)  # about ln 256 on each rank: nothing is learnt yet
 
 
 def documents() -> list[Path]:

@@ -118,7 +118,7 @@ def _run_here(
 
 def _run_there(fn: Callable[..., Any], args: Sequence[Any], job: Job, pace: Any) -> list[Any]:
     """On processes of our own."""
-    _launcher.zygote()  # imports torch while we pack
+    _launcher.warm_up()
     try:
         packed = payload.dump((fn, tuple(args), pace))
     except Exception as error:
@@ -131,7 +131,7 @@ def _run_there(fn: Callable[..., Any], args: Sequence[Any], job: Job, pace: Any)
     except parent.Lost as lost:
         raise LaunchError("lost", f"the process that starts the ranks went away: {lost}") from None
     except parent.Interrupted as stop:
-        raise parent.Interrupted(report.interrupted(stop.ending, look)) from None
+        raise parent.Interrupted(stop.ending, report.interrupted(stop.ending, look)) from None
     if ending.verdict != "ok":
         raise LaunchError(ending.verdict, report.explain(ending, job.timeout, look))
     return [_value(rank, fd) for rank, fd in enumerate(results)]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 _SHARE = 0.02  # of the time: a thread that runs no longer than this only looks
 _SLICE = 0.0005  # seconds: a look is shorter; a thread that works uses the processor for as long as it is let
 _SLACK = 0.002  # seconds a thread may run in any case
+_BUSY, _BLIND = 2.5, 10.0  # how many times longer to look on a busy machine, and where threads cannot be seen
 _TICK = 1 / 100  # seconds, the unit of the processor times in /proc/PID/stat
 
 
@@ -40,8 +41,8 @@ class Stillness:
         """Something has moved."""
         self._first = None
 
-    def seconds(self, now: float) -> tuple[float, bool]:
-        """How long nothing has moved, and whether the machine is so busy that one should look for longer."""
+    def seconds(self, now: float) -> tuple[float, float]:
+        """How long nothing has moved, and how many times longer than usual one should look to be sure of it."""
         threads = self._read()
         if self._first is None or moved(self._first[1], self._last, threads, now - self._first[0]):
             self._first = (now, threads)
@@ -49,7 +50,8 @@ class Stillness:
         since, first = self._first
         queued = sum(thread.queued - first[key].queued for key, thread in threads.items())
         unsure = any(thread.slices is None for thread in threads.values())
-        return now - since, unsure or queued > 0.1 * (now - since)
+        busy = unsure or queued > 0.1 * (now - since)
+        return now - since, _BUSY if busy else 1.0 if threads else _BLIND
 
 
 def moved(first: Threads, last: Threads, current: Threads, seconds: float) -> bool:

@@ -9,7 +9,7 @@ from minidist.launcher.slots import Snapshot, State
 
 _GRACE = 0.3  # seconds in which other ranks' failures are still collected
 _GRACE_FOR_CAUSE = 3.0  # the same while the only failures say that another rank went away
-_BUSY = 2.5  # on a busy machine one looks so many times longer
+_START = 60.0  # seconds in which the first rank must have joined; the timeout counts from then
 _STALL_WITH_THREADS = 10.0  # a rank with more Python threads may be waiting for one of them that sleeps
 
 
@@ -42,19 +42,26 @@ class Judge:
 
     def __init__(self, timeout: float, stall: float, stillness: Stillness):
         self._timeout, self._stall, self._stillness = timeout, stall, stillness
-        self._start: float | None = None
+        self._asked: float | None = None
+        self._deadline = 0.0
         self._failed: float | None = None
         self._signature: object = None
 
     def verdict(self, found: Findings, slots: Sequence[Snapshot], now: float) -> str | None:
-        self._start = now if self._start is None else self._start
+        self._count_from(slots, now)
         if len(found.returned) == found.ranks:
             return "ok"
         if found.failures or found.lost:
             return "error" if self._failure_is_complete(found, now) else None
-        if now - self._start > self._timeout:
+        if now > self._deadline:
             return "timeout"
         return "deadlock" if self._is_stuck(slots, now) else None
+
+    def _count_from(self, slots: Sequence[Snapshot], now: float) -> None:
+        self._asked = now if self._asked is None else self._asked
+        starting = all(slot.state == State.STARTING for slot in slots)
+        if self._deadline == 0.0 or (starting and now < self._asked + _START):
+            self._deadline = now + self._timeout
 
     def _failure_is_complete(self, found: Findings, now: float) -> bool:
         self._failed = now if self._failed is None else self._failed
@@ -72,8 +79,8 @@ class Judge:
         if signature != self._signature:
             self._signature = signature
             self._stillness.reset()
-        still, busy = self._stillness.seconds(now)
-        stall = self._stall * (_BUSY if busy else 1)
+        still, longer = self._stillness.seconds(now)
+        stall = self._stall * longer
         if any(slot.threads for slot in waiting):
             stall = max(stall, _STALL_WITH_THREADS)
         return still > stall

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import IO
 
-from minidist.launcher import payload
+from minidist.launcher import payload, spawn
 from minidist.launcher.job import Ending, Job
 from minidist.launcher.wire import Channel, Kind, Message
 
@@ -67,7 +67,8 @@ class Zygote:
 class Launcher:
     """What a process keeps between launches: its zygote, and whose turn it is."""
 
-    def __init__(self) -> None:
+    def __init__(self, forks: bool = sys.platform == "linux") -> None:
+        self._forks = forks
         self._turn = threading.Lock()
         self._starting = threading.Lock()
         self._zygote: Zygote | None = None
@@ -83,7 +84,12 @@ class Launcher:
         with self._turn:
             yield
 
-    def zygote(self) -> Zygote:
+    def warm_up(self) -> None:
+        """Start what takes a while, in the background."""
+        if self._forks:
+            self._own_zygote()
+
+    def _own_zygote(self) -> Zygote:
         """This process's zygote; a new one if there is none."""
         with self._starting:
             if self._zygote is None:
@@ -95,12 +101,17 @@ class Launcher:
 
         Raises Lost if no verdict came, KeyboardInterrupt if one came.
         """
-        zygote = self.zygote()
+        if not self._forks:
+            ending, results = spawn.run(job, pieces, show)
+            if ending.verdict == "interrupted":
+                raise Interrupted(ending)
+            return ending, results
+        zygote = self._own_zygote()
         try:
             channel = zygote.open_world()
         except OSError:  # the zygote was killed since: the next one does as well
             self._drop(zygote)
-            zygote = self.zygote()
+            zygote = self._own_zygote()
             channel = zygote.open_world()
         try:
             return converse(channel, job, pieces)
@@ -126,7 +137,7 @@ class Launcher:
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C, or a notebook's stop button, during a launch. ``ending`` says where the ranks were, if it is known."""
 
-    def __init__(self, message: str, ending: Ending | None = None):
+    def __init__(self, ending: Ending | None, message: str = ""):
         super().__init__(message)
         self.ending = ending
 
@@ -148,7 +159,7 @@ def converse(channel: Channel, job: Job, pieces: Sequence[bytes | memoryview]) -
         return Ending.decode(message.body), results
     except KeyboardInterrupt:
         ending = _stop(channel)
-        raise Interrupted("the launch was stopped, and so were its ranks", ending) from None
+        raise Interrupted(ending) from None
     except Lost:
         raise
     except BaseException:

@@ -38,7 +38,7 @@ class Snapshot:
     file: str = ""
     line: int = 0
     func: str = ""
-    threads: int = 0  # Python threads beside the waiting one
+    threads: int = 0  # Python threads that the function has started
     since: float = 0.0  # time.monotonic() of the last change
     changes: int = 0
 
@@ -65,6 +65,7 @@ class Slot:
     def __init__(self, memory: mmap, rank: int):
         self._memory, self._base = memory, rank * _BYTES
         self._changes = self._calls = self._depth = 0
+        self._threads = threading.active_count()
         self._library = Library.here()
         self._texts: tuple[str, str, str] = ("", "", "")
 
@@ -101,5 +102,5 @@ class Slot:
                 self._memory[at : at + size] = text.encode()[: size - 1].ljust(size, b"\0")
                 at += size
         line = (frame.f_lineno or 0) if frame else 0
-        others = threading.active_count() - 1
+        others = max(0, threading.active_count() - self._threads)
         _HEAD.pack_into(self._memory, self._base, self._changes, state, self._calls, line, others, time.monotonic())

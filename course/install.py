@@ -7,6 +7,7 @@ cut short. Kept to syntax that any Python 3 can read, so that it can say which P
 import contextlib
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -48,16 +49,19 @@ def make_venv(venv):
     import venv as builder
 
     usable = (
-        not os.path.exists(unfinished_file(venv))
+        os.path.exists(python_of(venv))
+        and not os.path.exists(unfinished_file(venv))
         and version_of(venv) == "{}.{}".format(*sys.version_info[:2])
         and subprocess.call([python_of(venv), "-m", "pip", "--version"], stdout=subprocess.DEVNULL) == 0
     )
     if not usable:
         print(f"Creating .venv with Python {sys.version.split()[0]}", flush=True)
-        os.makedirs(venv, exist_ok=True)
-        write(unfinished_file(venv), "")
-        builder.create(venv, clear=True, with_pip=True, symlinks=os.name != "nt")
+        if os.path.exists(venv):
+            shutil.rmtree(venv)
+        os.makedirs(venv)
     write(unfinished_file(venv), "")
+    if not usable:
+        builder.create(venv, with_pip=True, symlinks=os.name != "nt")
 
 
 def install(root, venv):

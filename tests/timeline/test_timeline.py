@@ -20,6 +20,7 @@ def covered(intervals):
 def test_interval_arithmetic_is_that_of_cells(a, b):
     assert covered(union(a)) == covered(a)
     assert all(left[1] < right[0] for left, right in zip(union(a), union(a)[1:], strict=False))
+    assert all(start < end for start, end in union(a))
     assert length(a) == len(covered(a))
     assert covered(common(a, b)) == covered(a) & covered(b)
     sizes = range(1, len(a) + 1)

@@ -10,7 +10,7 @@ import json
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,7 @@ def strong_scaling(axis: Axes, records: list[Record]) -> None:
     lines(axis, groups, ranks, lambda r, base: base["ranks"] * base["median_step_s"] / r["median_step_s"])
     ends = sorted({ranks(record) for record in records})
     axis.plot(ends, ends, ":", color="grey", label="ideal")
+    ticks(axis, ends)
     describe(axis, "Strong scaling: same global batch", "ranks", "speed-up over one rank")
 
 
@@ -90,14 +91,16 @@ def weak_scaling(axis: Axes, records: list[Record]) -> None:
     lines(axis, groups, ranks, lambda r, base: base["median_step_s"] / r["median_step_s"])
     axis.axhline(1.0, linestyle=":", color="grey", label="ideal")
     axis.set_ylim(bottom=0)
+    ticks(axis, map(ranks, records))
     describe(axis, "Weak scaling: same batch per rank", "ranks", "efficiency: step of fewest ranks / step")
 
 
 def batch_size(axis: Axes, records: list[Record]) -> None:
     groups = series(records, "mechanism", "ranks")
     lines(axis, groups, lambda r: r["global_batch"], lambda r, _: r["tokens_per_s"])
-    axis.set_xscale("log", base=2)
+    axis.set_xscale("log")
     axis.set_ylim(bottom=0)
+    ticks(axis, (record["global_batch"] for record in records))
     describe(axis, "Batch size", "global batch (sequences)", "throughput (tokens/s)")
 
 
@@ -106,6 +109,7 @@ def bucket_size(axis: Axes, records: list[Record]) -> None:
     lines(axis, groups, lambda r: r["settings"]["bucket_mb"], lambda r, _: 1e3 * r["median_step_s"])
     axis.set_xscale("log")
     axis.set_ylim(bottom=0)
+    ticks(axis, (record["settings"]["bucket_mb"] for record in records))
     describe(axis, "Bucket size", "bucket (MB)", "step (ms)")
 
 
@@ -127,12 +131,16 @@ def overlap(axis: Axes, records: list[Record]) -> None:
 def traffic(axis: Axes, records: list[Record]) -> None:
     """Bytes against ranks, beside the bandwidth-optimal all-reduce: 2 (n-1)/n of the fp32 gradient."""
     recorded = [record for record in records if record["sent_bytes_per_rank"]]
-    lines(axis, series(recorded, "mechanism"), ranks, lambda r, _: max(r["sent_bytes_per_rank"]) / 1e6)
+    for index, (label, group) in enumerate(series(recorded, "mechanism").items()):
+        sent = [max(record["sent_bytes_per_rank"]) / 1e6 for record in group]
+        style = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)], "mfc": "none"}
+        axis.plot(list(map(ranks, group)), sent, linestyle="", markersize=7 + 2 * index, label=label, **style)
     for parameters in sorted({record["parameters"] for record in recorded}):
         counts = range(1, max(map(ranks, recorded)) + 1)
         optimal = [2 * (n - 1) / n * 4 * parameters / 1e6 for n in counts]
         axis.plot(counts, optimal, ":", color="grey", label=f"2 (n-1)/n x {4 * parameters / 1e6:.1f} MB of gradients")
     axis.set_ylim(bottom=0)
+    ticks(axis, map(ranks, recorded))
     describe(axis, "Traffic", "ranks", "sent per rank and step (MB)")
 
 
@@ -199,6 +207,13 @@ def ringed(record: Record) -> str:
 
 def ranks(record: Record) -> int:
     return record["ranks"]
+
+
+def ticks(axis: Axes, values: Iterable[float]) -> None:
+    """A tick at each value measured, written as a plain number."""
+    places = sorted(set(values))
+    axis.set_xticks(places, [f"{place:g}" for place in places])
+    axis.minorticks_off()
 
 
 def describe(axis: Axes, name: str, x: str, y: str) -> None:

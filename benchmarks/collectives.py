@@ -22,7 +22,7 @@ CLAIMED_FROM_BYTES = 2**20
 WHAT = {
     "Comm": "the collective of md.Comm, unchecked",
     "ring": "md.algorithms, built from send and recv in Python",
-    "halving": "md.algorithms, recursive halving and doubling, built from send and recv in Python",
+    "halving": "md.algorithms, recursive halving and doubling, the same way",
 }
 
 
@@ -60,15 +60,16 @@ def ways(op: str, count: int, world: md.Comm) -> dict[str, Step]:
             "gloo": lambda: dist.all_reduce(whole),
             "Comm": lambda: world.all_reduce(whole),
             "ring": lambda: algorithms.ring_all_reduce(whole, world),
+            "halving": lambda: algorithms.halving_doubling_all_reduce(whole, world),
         }
     if op == "reduce_scatter":
         return {
-            "gloo": lambda: dist.reduce_scatter_tensor(part, whole),
+            "gloo": lambda: dist.reduce_scatter_single(part, whole),
             "Comm": lambda: world.reduce_scatter(whole),
             "ring": lambda: algorithms.ring_reduce_scatter(whole, world),
         }
     return {
-        "gloo": lambda: dist.all_gather_into_tensor(whole, part),
+        "gloo": lambda: dist.all_gather_single(whole, part),
         "Comm": lambda: world.all_gather(part),
         "ring": lambda: algorithms.ring_all_gather(part, world),
     }

@@ -30,7 +30,7 @@ class Row:
         """The row as it is printed."""
         low, high = self.spread["ratio"]
         return (
-            f"{self.name:<46} ours {shown(self.ours, self.unit):>10}  theirs {shown(self.theirs, self.unit):>10}  "
+            f"{self.name:<50} ours {shown(self.ours, self.unit):>10}  theirs {shown(self.theirs, self.unit):>10}  "
             f"ratio {self.ratio:6.3f} [{low:.3f}, {high:.3f}]  bar {self.bar:.2f}  {self.verdict}"
         )
 

@@ -1,0 +1,121 @@
+"""The benchmarks run, and what they write is complete. Nothing here asserts a speed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.row import compare
+
+ROOT = Path(__file__).parents[2]
+GROUPS = ("data_parallel", "collectives", "launch", "optimizer", "checked")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error::FutureWarning", "-m", "benchmarks", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+
+
+def check_records(records: list[dict]) -> None:
+    """What a script that reads the results relies on."""
+    assert isinstance(records, list)
+    assert records
+    for record in records:
+        assert isinstance(record["name"], str)
+        for number in ("ours", "theirs", "ratio", "bar"):
+            assert isinstance(record[number], float), number
+            assert record[number] > 0, number
+        assert record["ratio"] == pytest.approx(record["ours"] / record["theirs"])
+        assert record["verdict"] in ("pass", "miss", "unclear", "info")
+        assert record["unit"] == "s"
+        assert record["samples"] >= 1
+        assert all(low <= high for low, high in record["spread"].values())
+        assert {"processor", "cores", "memory_gib", "system"} <= record["machine"].keys()
+        assert {"python", "torch", "minidist"} <= record["versions"].keys()
+        assert "benchmarks" in record["command"]
+        assert record["quick"] in (True, False)
+    names = [record["name"] for record in records]
+    assert len(set(names)) == len(names)
+
+
+def test_quick_run_prints_a_line_a_row_and_writes_them(tmp_path):
+    out = tmp_path / "results.json"
+    done = run("--quick", "--output", str(out))
+    assert done.returncode == 0, done.stderr
+    records = json.loads(out.read_text())
+    check_records(records)
+    names = [record["name"] for record in records]
+    assert all(any(line.startswith(name) for line in done.stdout.splitlines()) for name in names)
+    assert {name.partition("/")[0] for name in names} == {*GROUPS, "import"}
+    for mechanism in ("naive", "bucketed", "overlapped", "one process"):
+        assert f"data_parallel/2 ranks/{mechanism}" in names
+    for op in ("all_reduce", "reduce_scatter", "all_gather"):
+        for way in ("Comm", "ring"):
+            assert f"collectives/{op}/2 ranks/1 KB/{way}" in names
+    assert all(record["quick"] for record in records)
+
+
+def test_reference_result_is_a_full_run():
+    records = json.loads((ROOT / "benchmarks" / "results" / "reference.json").read_text())
+    check_records(records)
+    assert not any(record["quick"] for record in records)
+    for ranks in (2, 4):
+        [row] = [row for row in records if row["name"] == f"data_parallel/{ranks} ranks/overlapped"]
+        assert row["samples"] >= 10
+        assert row["bar"] == 1.02
+
+
+def test_list_and_only():
+    listed = run("--list")
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == list(GROUPS)
+    unknown = run("--only", "nonsense")
+    assert unknown.returncode == 2
+    assert "data_parallel" in unknown.stderr
+
+
+def test_a_slower_contender_misses_and_a_noisy_one_is_unclear():
+    theirs = [1.00, 1.01, 0.99, 1.00, 1.02, 0.98, 1.00, 1.01]
+    assert compare("x", [0.9 * t for t in theirs], theirs, 1.02, "").verdict == "pass"
+    assert compare("x", [1.1 * t for t in theirs], theirs, 1.02, "").verdict == "miss"
+    wild = [0.5, 1.6, 0.7, 1.5, 0.6, 1.4, 1.1, 0.9]
+    assert compare("x", wild, theirs, 1.02, "").verdict == "unclear"
+    assert compare("x", [9.0] * 8, theirs, 1.02, "", judged=False).verdict == "info"
+    with pytest.raises(ValueError, match="8 samples"):
+        compare("x", theirs, theirs[1:], 1.02, "")
+
+
+def test_shared_noise_does_not_move_the_ratio():
+    """A burst of foreign load that hits both of a pair leaves the ratio where it was."""
+    calm = [1.0] * 12
+    bursts = [1.0, 1.0, 7.0, 1.0, 1.0, 1.0, 5.0, 1.0, 1.0, 9.0, 1.0, 1.0]
+    row = compare("x", [0.95 * s for s in bursts], [c * s for c, s in zip(calm, bursts, strict=True)], 1.02, "")
+    assert row.ratio == pytest.approx(0.95)
+    assert row.verdict == "pass"
+
+
+def test_turns_rotate_and_every_step_is_timed(monkeypatch):
+    """Each contender goes first equally often, and the time is its own: a planted sleep shows where it was planted."""
+    import time
+
+    import torch
+
+    from benchmarks.alternate import alternate
+
+    class Alone:
+        """As much of a Comm as alternate uses, for a world of one."""
+
+        def barrier(self) -> None: ...
+
+        def all_reduce(self, x: torch.Tensor, op: str) -> torch.Tensor:
+            return x
+
+    order: list[str] = []
+    steps = {"fast": lambda: order.append("fast"), "slow": lambda: (order.append("slow"), time.sleep(0.02))}
+    seconds = alternate(steps, Alone(), rounds=4, warmup=2)  # pyright: ignore[reportArgumentType]
+    assert order[::2].count("fast") == 3
+    assert len(order) == 12
+    assert [len(taken) for taken in seconds.values()] == [4, 4]
+    assert min(seconds["slow"]) >= 0.02
+    assert max(seconds["fast"]) < 0.02

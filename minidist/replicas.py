@@ -10,10 +10,14 @@ from minidist.comm.comm import Comm
 
 
 def broadcast_tensors(tensors: Iterable[Tensor], comm: Comm, src: int = 0) -> None:
-    """Give every rank the tensors of rank src: one message for each dtype."""
+    """Give every rank the tensors of rank src: one message for each dtype.
+
+    Autograd does not notice (`data`): a graph that saved one of them remains valid, such as that of BatchNorm, which
+    saves its running statistics and in training has no use for their values.
+    """
     groups: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
-        groups.setdefault(tensor.dtype, []).append(tensor.detach())
+        groups.setdefault(tensor.dtype, []).append(tensor.data)
     for group in groups.values():
         flat = comm.broadcast(torch.cat([t.reshape(-1) for t in group]), src)
         for tensor, piece in zip(group, flat.split([t.numel() for t in group]), strict=True):

@@ -84,8 +84,8 @@ class Bucket:
     def deliver(self, i: int, scale: float) -> None:
         """Put scale x the gradient of parameter i in its place, and let the parameter's grad be that place.
 
-        Autograd adds to a grad that is there already, so mostly it *is* the view. After `zero_grad()` it is None, and
-        autograd makes a tensor of its own; that one is copied, scaled on the way.
+        After `zero_grad()` autograd makes a new tensor, which is copied here and scaled on the way. A grad that was
+        there already, and to which autograd has added, *is* this place, and is only scaled.
         """
         parameter, view = self.parameters[i], self.views[i]
         self.waiting.remove(i)
@@ -157,7 +157,8 @@ class DataParallel(nn.Module):
       pass all get rank 0's, so that evaluation, which needs no communication, and whoever saves see one set.
       broadcast_buffers=False leaves every rank its own. Buffers with persistent=False, constants mostly, stay out.
     - A parameter that this rank's loss did not reach takes part with zeros. If no rank's did, its grad stays None.
-    - Frozen parameters cost nothing. Freezing one later is fine; unfreezing one needs a new DataParallel.
+    - Frozen parameters cost nothing. Freezing one later is fine; unfreezing or adding one needs a new DataParallel.
+    - The gradients are views into buckets, which the next backward pass overwrites: clone what you want to keep.
     - `state_dict`, `load_state_dict`, `named_parameters` and `named_buffers` are the module's own, with its own names.
 
     Raises: ValueError if there is nothing to train; RuntimeError, on all ranks, if the ranks' modules differ.
@@ -182,7 +183,7 @@ class DataParallel(nn.Module):
         check_same_module(module, comm)
         broadcast_tensors([*module.parameters(), *module.buffers()], comm)
 
-        self._frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
+        self._known = {p for p in module.parameters() if p.requires_grad}
         self._buckets = make_buckets(named, bucket_mb)
         self._launched = 0  # buckets that are on their way
         self._averaging = False  # whether a backward pass is under way that averages
@@ -194,11 +195,17 @@ class DataParallel(nn.Module):
         """The module's own forward. Nothing is sent."""
         if self._averaging and not _inside_backward():
             self._drop_failed_backward()
-        if thawed := [name for name, p in self._frozen.items() if p.requires_grad]:
-            raise RuntimeError(
-                f"{', '.join(thawed)}: frozen when DataParallel was built, so not averaged: wrap the module again"
-            )
+        if torch.is_grad_enabled():
+            self._check_parameters()
         return self.module(*args, **kwargs)
+
+    def _check_parameters(self) -> None:
+        """Refuse to train a parameter that no bucket has."""
+        if unknown := [n for n, p in self.module.named_parameters() if p.requires_grad and p not in self._known]:
+            raise RuntimeError(
+                f"{', '.join(unknown)}: frozen or not there when DataParallel was built, so its gradient would not be "
+                "averaged: wrap the module again"
+            )
 
     # ---- during the backward pass ------------------------------------------------------------------------------------
 
@@ -270,10 +277,11 @@ class DataParallel(nn.Module):
     def no_sync(self) -> Iterator[None]:
         """Inside, backward passes only add to the local gradients. The next one outside averages what has gathered.
 
-            for tokens, targets in micro_batches[:-1]:
-                with replica.no_sync():
-                    loss(replica(tokens), targets).backward()
-            loss(replica(tokens), targets).backward()         # the last one
+            with replica.no_sync():
+                for x, y in micro_batches[:-1]:
+                    token_loss(replica(x), y, comm, tokens).backward()
+            x, y = micro_batches[-1]
+            token_loss(replica(x), y, comm, tokens).backward()
 
         What counts is where the backward pass runs. `synced` is False until gradients have been averaged: an optimizer
         step taken then would drive the replicas apart.

@@ -121,10 +121,15 @@ def frozen(world):
     replica.zero_grad()
     loss(replica, inputs(world.rank), 0).backward()
     found = distance(replica, alone(make, loss))
+    untouched = replica.module.a.weight.grad
     replica.module.a.requires_grad_(True)
     with pytest.raises(RuntimeError, match=r"a\.weight, a\.bias.*wrap the module again"):
         replica(inputs(0))
-    return found, replica.module.a.weight.grad, late
+    replica.module.a = nn.Identity()
+    replica.module.b.weight = nn.Parameter(replica.module.b.weight.detach())
+    with pytest.raises(RuntimeError, match=r"^b\.weight: .*wrap the module again"):
+        replica(inputs(0))
+    return found, untouched, late
 
 
 def mixed_types(world):

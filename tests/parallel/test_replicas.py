@@ -63,6 +63,17 @@ def replaced_buffer(world):
     return replica.module.running_mean.item()
 
 
+def two_graphs(world):
+    """Two forward passes, then two averaged backward passes: the first may not spoil what the second needs."""
+    replica = md.DataParallel(norm(), world)
+    losses = [(replica(batch(world) + k) ** 3).sum() for k in range(2)]
+    for loss in losses:
+        loss.backward()
+    alone = norm()
+    sum((alone(batch(world) + k) ** 3).sum() for k in range(2)).backward()
+    return (world.all_reduce(alone.weight.grad, op="mean") - replica.module.weight.grad).item()
+
+
 def evaluate_on_rank_0(world):
     """Neither evaluation nor state_dict sends anything, so one rank may do it alone."""
     replica = md.DataParallel(norm(), world)
@@ -94,6 +105,7 @@ def buffers(world):
         "torch": statistics(world, theirs),
         "own": statistics(world, own_buffers),
         "replaced": replaced_buffer(world),
+        "two graphs": two_graphs(world),
         "alone": evaluate_on_rank_0(world),
         "micro-batches": micro_batches(world),
     }
@@ -114,6 +126,7 @@ def test_parameters_and_buffers_are_rank_0s():
     assert (zero["own"], one["own"]) == ([2, 2, 1], [12, 12, 1])
     assert one["fault: nothing broadcast"][1] == [12, 12, 1]
     assert (zero["replaced"], one["replaced"]) == (0, 0)
+    assert zero["two graphs"] == one["two graphs"] == pytest.approx(0, abs=1e-12)
     assert (zero["alone"], one["alone"]) == (0, 0)
     assert one["micro-batches"] == (pytest.approx(1.38), pytest.approx(0.7))
 

@@ -134,7 +134,10 @@ def test_comms_wait_their_turn_and_no_news_is_fetched(server: Server):
     assert default("notification", "fetchNews") == "false"
     assert default("notification", "checkForUpdates") is False
     assert json.loads(server.fetch("/lab/api/update"))["notification"] is None
-    assert json.loads(server.fetch("/lab/api/news"))["news"] == []
+    page = server.fetch("/lab").decode()
+    found = re.search(r'<script id="jupyter-config-data" type="application/json">(.*?)</script>', page, re.DOTALL)
+    assert found
+    assert json.loads(found[1])["news"] == {"disabled": True}
 
 
 def test_kernels_are_this_python_and_end_with_the_server(server: Server):

@@ -11,7 +11,8 @@ is in three versions, each the one before and one idea more:
 
 The rule, in all three: the sum over the ranks, divided by comm.size. With `minidist.loss.token_loss`, which multiplies
 by comm.size, that is the gradient of the mean over all valid tokens of the global batch. Gradients are summed in the
-parameter's own dtype.
+parameter's own dtype. More ranks with the same local batch are a larger batch; whether that wants another learning rate
+is tuning, and nothing here changes it.
 
 Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training (arXiv 2006.15704).
 """
@@ -90,7 +91,7 @@ class Bucket:
         parameter, view = self.parameters[i], self.views[i]
         self.waiting.remove(i)
         if parameter.grad is None:
-            view.fill_(UNUSED)
+            view.fill_(UNUSED)  # a zero, see below
             return
         _refuse_sparse(self.names[i], parameter.grad)
         torch.add(self.zero, parameter.grad.detach(), alpha=scale, out=view)  # 0 + x, so that no x is -0.0
@@ -150,7 +151,8 @@ class DataParallel(nn.Module):
     see `join`), and its loss must reach at least one parameter.
 
     comm: the ranks to average over. bucket_mb: see `make_buckets`. overlap: send each bucket during the backward pass,
-    as soon as it is full; False sends them all at its end.
+    as soon as it is full; False sends them all at its end. The attribute `synced` says whether the gradients there are
+    now have been averaged.
 
     - Parameters and buffers start as rank 0's.
     - Buffers (the running statistics of BatchNorm): each rank computes with its own, and after a synchronised backward
@@ -179,7 +181,7 @@ class DataParallel(nn.Module):
         if not bucket_mb > 0:
             raise ValueError(f"bucket_mb={bucket_mb} must be above 0; a tiny one gives each parameter its own bucket")
         self.module, self.comm, self.overlap, self.broadcast_buffers = module, comm, overlap, broadcast_buffers
-        self.synced = False  # whether the gradients there are now have been averaged
+        self.synced = False
         check_same_module(module, comm)
         broadcast_tensors([*module.parameters(), *module.buffers()], comm)
 

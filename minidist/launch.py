@@ -20,6 +20,8 @@ _launcher = parent.Launcher()  # what this process keeps between launches
 class LaunchError(RuntimeError):
     """A world did not end well. ``verdict`` is deadlock, error, timeout or lost; the message says what happened."""
 
+    __module__ = "minidist"  # how a traceback names it
+
     def __init__(self, verdict: str, message: str):
         super().__init__(message)
         self.verdict = verdict

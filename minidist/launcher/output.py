@@ -35,7 +35,8 @@ class Output:
         lines, self._open[stream] = text[:end], text[end:]
         shown = _as_on_a_terminal(lines[: max(self._room, 0)])
         if len(lines) > self._room:
-            self._drop(stream, lines[max(self._room, 0) :])
+            self._drop(stream, lines[max(self._room, 0) :] + self._open[stream])
+            self._open[stream] = b""
         self._room -= len(lines)
         return shown
 

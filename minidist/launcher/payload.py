@@ -12,8 +12,10 @@ import struct
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.abc import SourceLoader
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
+from zipimport import zipimporter
 
 import cloudpickle
 import torch
@@ -104,7 +106,8 @@ class _Pickler(cloudpickle.Pickler):
 
 
 def importable(module: ModuleType) -> bool:
-    """Whether a fresh interpreter with this sys.path would find this very file under the module's name.
+    """Whether a fresh interpreter with this sys.path would find this very file under the module's name, and load it in
+    the same way. (pytest's own loader rewrites the tests it loads.)
 
     >>> importable(pickle), importable(ModuleType("made_by_hand"))
     (True, True)
@@ -112,6 +115,8 @@ def importable(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     if not file or not file.endswith(".py"):
         return True
+    if not isinstance(getattr(module, "__loader__", None), SourceLoader | zipimporter):
+        return False
     path, spec = None, None
     name = ""
     for part in module.__name__.split("."):

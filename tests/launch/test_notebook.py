@@ -1,18 +1,12 @@
-"""Launching from a real notebook: functions by value, errors that point into the cell, interrupts, nothing left over."""
-
-import asyncio
-import os
-import signal
-import time
-from pathlib import Path
+"""Launching from a real notebook: functions by value, errors that point into the cell, interrupts, no leftovers."""
 
 import nbformat
-import psutil
 import pytest
 from nbclient import NotebookClient
 
 CELLS = [
-    "import torch\nimport minidist as md\nassert not torch.cuda.is_initialized()\ntorch.randn(2000, 2000) @ torch.randn(2000, 2000)",
+    "import torch\nimport minidist as md\nassert not torch.cuda.is_initialized()\n"
+    "torch.randn(2000, 2000) @ torch.randn(2000, 2000);",
     "class Net(torch.nn.Module):\n"
     "    def __init__(self):\n        super().__init__()\n        self.layer = torch.nn.Linear(3, 3)\n"
     "    def forward(self, x):\n        return self.layer(x)\n"
@@ -27,7 +21,8 @@ CELLS = [
     "def helper(world, x):\n    if world.rank == 1:\n        raise ValueError('boom')\n    world.all_reduce(x)\n"
     "def failing(world):\n    helper(world, torch.ones(2))\n"
     "md.launch(failing, ranks=2)",
-    "class Trainer:\n    def step(self, world):\n        if world.rank != 2:\n            world.barrier()  # rank 2 forgot\n"
+    "class Trainer:\n    def step(self, world):\n        if world.rank != 2:\n"
+    "            world.barrier()  # rank 2 forgot\n"
     "def stuck(world):\n    def inner():\n        Trainer().step(world)\n    inner()\n"
     "md.launch(stuck, ranks=3)",
     "def endless(world):\n    while True:\n        pass  # round and round\nmd.launch(endless, ranks=2, timeout=1)",

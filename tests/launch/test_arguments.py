@@ -1,0 +1,105 @@
+"""What cannot work is refused before anything starts, with what to change."""
+
+import threading
+
+import pytest
+import torch
+
+import minidist as md
+from minidist.launcher import arguments
+from minidist.launcher.parent import Launcher
+
+
+@pytest.fixture(autouse=True)
+def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_):
+        raise AssertionError("something was started")
+
+    monkeypatch.setattr(Launcher, "run", fail)
+
+
+def fine(world, x=1):
+    return x
+
+
+lock = threading.Lock()
+
+
+class Holder:
+    def __init__(self):
+        self.generator = (i for i in range(3))
+
+    def method(self, world):
+        return next(self.generator)
+
+
+def refers_to_a_lock(world):
+    return lock
+
+
+def calls_what_is_missing(world):
+    return also_calls(world)
+
+
+def also_calls(world):
+    return [defined_nowhere for _ in range(3)]  # noqa: F821
+
+
+def handles_it_itself(world):
+    try:
+        return defined_nowhere
+    except NameError:
+        return 0
+
+
+def sets_it_itself(world):
+    global set_here
+    set_here = 1
+    return set_here
+
+
+BAD = [
+    (dict(ranks=0), ValueError, "ranks must be a whole number from 1 to 256, and is 0"),
+    (dict(ranks="4"), TypeError, "ranks must be a whole number"),
+    (dict(ranks=2.0), TypeError, "ranks must be a whole number"),
+    (dict(ranks=True), TypeError, "ranks must be a whole number"),
+    (dict(timeout=0), ValueError, "timeout must be a number of seconds above 0, and is 0"),
+    (dict(timeout=float("nan")), ValueError, "timeout"),
+    (dict(timeout="5"), TypeError, "timeout"),
+    (dict(seed=0.5), TypeError, "seed must be a whole number"),
+    (dict(backend="mpi"), ValueError, "backend must be one of gloo, nccl"),
+    (dict(args=5), TypeError, "write args=(x,)"),
+    (dict(args=(1, 2)), TypeError, "each rank calls fine(world, args[0], args[1]), but it is fine(world, x=1)"),
+    (dict(fn=fine(None)), TypeError, "launch takes a function, not int: write md.launch(f), not md.launch(f(...))"),
+    (dict(fn=lambda: 0), TypeError, "each rank calls <lambda>(world)"),
+    (dict(fn=calls_what_is_missing), NameError, "name 'defined_nowhere' is not defined: "),
+    (dict(fn=refers_to_a_lock), TypeError, "'lock' (a lock), which refers_to_a_lock uses, cannot be sent to the ranks"),
+    (dict(fn=Holder().method), TypeError, "the object whose method this is (a Holder) cannot be sent"),
+    (dict(args=(lock,)), TypeError, "args[0] (a lock) cannot be sent to the ranks"),
+]
+
+
+@pytest.mark.parametrize(("options", "kind", "message"), BAD)
+def test_refused(options: dict, kind: type[Exception], message: str):
+    with pytest.raises(kind) as caught:
+        md.launch(**{"fn": fine, **options})
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_more_nccl_ranks_than_gpus(gpus: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    with pytest.raises(ValueError, match="each of the 2 ranks") as caught:
+        md.launch(fine, ranks=2, backend="nccl")
+    assert ("no GPU" if gpus == 0 else "1 GPU") in str(caught.value)
+    assert "backend='gloo'" in str(caught.value)
+
+
+@pytest.mark.parametrize("fn", [fine, handles_it_itself, sets_it_itself, Holder.method, Launcher, print])
+def test_names_that_are_there(fn):
+    arguments.check_names(fn)
+
+
+def test_a_line_is_named():
+    with pytest.raises(NameError, match=r"line \d+ reads it"):
+        arguments.check_names(also_calls)

@@ -463,7 +463,8 @@ viz.curves(
 #   machine to see *what* is sent and *whether* the result is right, and says so where a time depends on the machine.
 # - Every collective is a place where the slowest rank holds up all others. More ranks, more of them: what fraction of
 #   the time they wait is a question for the rest of the course.
-#
+
+# %% [markdown]
 # ## Where to go next
 #
 # - The file: `minidist/launch.py`, then `minidist/launcher/`: how ranks are started, watched and ended.

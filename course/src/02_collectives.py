@@ -348,14 +348,12 @@ viz.curves(
 #
 # Few steps or few bytes: it depends on the size. To see it without the noise of eight ranks on a few cores, the next
 # runs are **paced**: tensors are really sent, and each message also takes the time that it would take on the cluster
-# described here, by sleeping.
+# described here, by sleeping. The link is slow on purpose: beside its times, those of the computer itself are small.
 
 # %% tags=["paced-cluster"]
 SLOW = md.Link(alpha_s=10e-3, bytes_per_s=8e6)
-one_machine = md.Cluster(machines=1, chips=8, chip=md.Chip(), inside=SLOW, between=SLOW)
-print(
-    f"alpha {SLOW.alpha_s * 1e3:g} ms, bandwidth {SLOW.bytes_per_s / 1e6:g} MB/s: slow on purpose, so that the computer's own time is small beside it"
-)
+one_machine = md.Cluster(machines=1, chips=8, inside=SLOW)
+print(f"alpha {SLOW.alpha_s * 1e3:g} ms, bandwidth {SLOW.bytes_per_s / 1e6:g} MB/s")
 
 # %% [markdown] tags=["predict-crossover"]
 # **Predict.** Eight ranks are joined by the link above. Small tensors are summed faster by the tree, large ones by the
@@ -385,13 +383,12 @@ def race(world, sizes):
 RACE_SIZES = [4_000, 16_000, 64_000, 256_000, 1_024_000]
 raced = md.launch(race, ranks=8, args=(RACE_SIZES,), pace=one_machine, check=False)
 slowest = {name: [max(times) for times in zip(*(r[name] for r in raced), strict=True)] for name in ("tree", "ring")}
-beta = 1 / SLOW.bytes_per_s
 viz.curves(
     RACE_SIZES,
     measured={name: [t * 1e3 for t in times] for name, times in slowest.items()},
     predicted={
-        "tree": lambda size: 2 * 3 * (SLOW.alpha_s + size * beta) * 1e3,
-        "ring": lambda size: 2 * 7 * (SLOW.alpha_s + size / 8 * beta) * 1e3,
+        "tree": lambda size: 2 * 3 * SLOW.seconds(size) * 1e3,
+        "ring": lambda size: 2 * 7 * SLOW.seconds(size / 8) * 1e3,
     },
     xlabel="size [bytes]",
     ylabel="time [ms]",
@@ -416,7 +413,7 @@ def crossing(sizes, a, b):
 
 viz.beside(
     crossing(RACE_SIZES, slowest["tree"], slowest["ring"]),
-    predicted=(14 - 6) * SLOW.alpha_s / ((6 - 14 / 8) * beta),
+    predicted=(14 - 6) * SLOW.alpha_s / ((6 - 14 / 8) * SLOW.beta_s_per_byte),
     prediction=prediction_crossover,
     unit="bytes",
     title="Where the ring overtakes the tree",
@@ -450,10 +447,20 @@ LARGE = 4_000_000
 ranks = [2, 3, 4, 6, 8]
 times = [max(md.launch(time_once, ranks=n, args=(LARGE,), pace=one_machine, check=False)) for n in ranks]
 algorithm = [LARGE / t / 1e6 for t in times]
+
+
+def predicted_algorithm(n):
+    return LARGE / (2 * (n - 1) * SLOW.seconds(LARGE / n)) / 1e6
+
+
 viz.curves(
     ranks,
     measured={"algorithm": algorithm, "bus": [2 * (n - 1) / n * a for n, a in zip(ranks, algorithm, strict=True)]},
-    predicted={"link": lambda n: SLOW.bytes_per_s / 1e6},
+    predicted={
+        "algorithm": predicted_algorithm,
+        "bus": lambda n: 2 * (n - 1) / n * predicted_algorithm(n),
+        "link": lambda n: SLOW.bytes_per_s / 1e6,
+    },
     xlabel="ranks",
     ylabel="bandwidth [MB/s]",
     title="One ring, two bandwidths",
@@ -471,31 +478,46 @@ viz.curves(
 # %% tags=["hierarchical"]
 FAST = md.Link(alpha_s=1e-3, bytes_per_s=100e6)
 BETWEEN = md.Link(alpha_s=2e-3, bytes_per_s=10e6)
-two_machines = md.Cluster(machines=2, chips=4, chip=md.Chip(), inside=FAST, between=BETWEEN)
+two_machines = md.Cluster(machines=2, chips=4, inside=FAST, between=BETWEEN)
 
 
-def flat_and_hierarchical(world, nbytes):
-    seconds = []
-    for all_reduce in (
-        lambda x: md.algorithms.ring_all_reduce(x, world),
-        lambda x: md.algorithms.hierarchical_all_reduce(x, world, 4),
-    ):
-        x = torch.ones(nbytes // 4)
-        world.barrier()
-        start = time.perf_counter()
-        all_reduce(x)
-        seconds.append(time.perf_counter() - start)
-        assert (x == world.size).all()
-    return seconds
+def flat_and_hierarchical(world, sizes):
+    """Seconds of both all-reduces for each size in bytes."""
+    times = {"one ring of eight": [], "hierarchical": []}
+    for size in sizes:
+        for name in times:
+            x = torch.ones(size // 4)
+            world.barrier()
+            start = time.perf_counter()
+            if name == "hierarchical":
+                md.algorithms.hierarchical_all_reduce(x, world, inside=4)
+            else:
+                md.algorithms.ring_all_reduce(x, world)
+            times[name].append(time.perf_counter() - start)
+            assert (x == world.size).all()
+    return times
 
 
-NBYTES = 4_000_000
-both = md.launch(flat_and_hierarchical, ranks=8, args=(NBYTES,), pace=two_machines, check=False)
-ring_t, hierarchical_t = (max(times) for times in zip(*both, strict=True))
-inside = 2 * 3 * (FAST.alpha_s + NBYTES / 4 / FAST.bytes_per_s)  # reduce-scatter and all-gather over four
-across = 2 * (BETWEEN.alpha_s + NBYTES / 4 / 2 / BETWEEN.bytes_per_s)  # all-reduce of a quarter over two
-print(f"one ring of eight: {ring_t:.3f} s, predicted {14 * (BETWEEN.alpha_s + NBYTES / 8 / BETWEEN.bytes_per_s):.3f} s")
-print(f"hierarchical:      {hierarchical_t:.3f} s, predicted {inside + across:.3f} s")
+def hierarchical_s(size):
+    inside = 2 * 3 * FAST.seconds(size / 4)  # reduce-scatter and all-gather over the four of a machine
+    across = 2 * BETWEEN.seconds(size / 4 / 2)  # all-reduce of a quarter over two machines
+    return inside + across
+
+
+BOTH_SIZES = [250_000, 500_000, 1_000_000, 2_000_000, 4_000_000]
+both = md.launch(flat_and_hierarchical, ranks=8, args=(BOTH_SIZES,), pace=two_machines, check=False)
+viz.curves(
+    [size / 1e6 for size in BOTH_SIZES],
+    measured={name: [max(t) * 1e3 for t in zip(*(rank[name] for rank in both), strict=True)] for name in both[0]},
+    predicted={
+        "one ring of eight": lambda mb: 2 * 7 * BETWEEN.seconds(mb * 1e6 / 8) * 1e3,
+        "hierarchical": lambda mb: hierarchical_s(mb * 1e6) * 1e3,
+    },
+    xlabel="size [MB]",
+    ylabel="time [ms]",
+    title="All-reduce on two machines of four chips",
+    paced=True,
+)
 
 # %% [markdown]
 # ### Explore
@@ -547,7 +569,8 @@ viz.cost_explorer()
 #   algorithms agree on integers exactly and on floats within rounding.
 # - **Why write it oneself?** Not to replace the library: to know what it does, what it costs, and what has to be
 #   rebuilt where there is none.
-#
+
+# %% [markdown]
 # ## Where to go next
 #
 # - The file: `minidist/comm/algorithms.py`. Each function is a few lines of send and recv.

@@ -266,9 +266,14 @@ viz.curves(
 # cluster: messages are really sent, and take the time that they would take over the link described.
 
 # %% tags=["buckets"]
-LINK = md.Link(alpha_s=5e-4, bytes_per_s=50e6)
-CLUSTER = md.Cluster(machines=1, chips=8, chip=md.Chip(), inside=LINK, between=LINK)
+LINK = md.Link(alpha_s=1e-3, bytes_per_s=12.5e6)
+CLUSTER = md.Cluster(machines=1, chips=8, inside=LINK)
 DEEP = md.GPTConfig(layers=8, dim=64, heads=4, seq=32)
+
+
+def ring_s(nbytes, ranks=4):
+    """Seconds of a ring all-reduce over this link, as lesson 02 priced it."""
+    return 2 * (ranks - 1) * (LINK.alpha_s + nbytes / ranks / LINK.bytes_per_s)
 
 
 def time_averaging(world, bucket_mb):
@@ -283,23 +288,36 @@ def time_averaging(world, bucket_mb):
     if bucket_mb is None:
         md.average_gradients(model, world)
     calls = world.recorder.calls
-    return len(calls), calls[-1].end - calls[0].start
+    return len(calls), max(call.end for call in calls) - calls[0].start
 
 
 SIZES_MB = [0.05, 0.1, 0.25, 0.5, 1, 2]
-results = {mb: md.launch(time_averaging, ranks=4, args=(mb,), pace=CLUSTER, check=False) for mb in [None, *SIZES_MB]}
-averaging = {mb: (ranks[0][0], max(seconds for _, seconds in ranks)) for mb, ranks in results.items()}
-for mb, (calls, seconds) in averaging.items():
-    print(
-        f"{'one by one' if mb is None else f'buckets of {mb} MB':20s} {calls:3d} all-reduces, {seconds * 1e3:4.0f} ms (paced)"
-    )
+averaging = {}
+for mb in [None, *SIZES_MB]:
+    ranks = md.launch(time_averaging, ranks=4, args=(mb,), pace=CLUSTER, check=False)
+    calls, seconds = ranks[0][0], max(seconds for _, seconds in ranks)
+    averaging[mb] = calls, seconds
+    name = "one by one" if mb is None else f"buckets of {mb} MB"
+    print(f"{name:20s} {calls:3d} all-reduces, {seconds * 1e3:4.0f} ms (paced)")
 
 # %% tags=["figure-buckets"]
+sizes = [p.nbytes for p in md.GPT(DEEP).parameters()]
+
+
+def averaging_s(calls):
+    """`calls` all-reduces that carry all gradients together: the latency of each, and the bytes once."""
+    return calls * ring_s(0) + ring_s(sum(sizes)) - ring_s(0)
+
+
 viz.curves(
     SIZES_MB,
     measured={
         "buckets": [averaging[mb][1] * 1e3 for mb in SIZES_MB],
-        "one by one": [averaging[None][1] * 1e3] * len(SIZES_MB),
+        "one by one": [averaging[None][1] * 1e3 for _ in SIZES_MB],
+    },
+    predicted={
+        "buckets": [averaging_s(averaging[mb][0]) * 1e3 for mb in SIZES_MB],
+        "one by one": [averaging_s(len(sizes)) * 1e3 for _ in SIZES_MB],
     },
     xlabel="bucket size [MB]",
     ylabel="averaging [ms]",
@@ -321,22 +339,20 @@ viz.curves(
 viz.show(md.DataParallel, "_gradient_ready", "_launch_full_buckets", "_finish")
 
 # %% tags=["parts-of-a-step"]
-FORWARD_S, BACKWARD_S, UPDATE_S = 0.010, 0.020, 0.010  # a layer forward, a layer backward, the optimizer
-BUCKET_MB, LOCAL_BATCH = 0.25, 4
-layer_nbytes = [sum(p.nbytes for p in block.parameters()) for block in md.GPT(DEEP).blocks]
+FORWARD_S, BACKWARD_S, UPDATE_S = 0.020, 0.040, 0.020  # a layer forward, a layer backward, the optimizer
+BUCKET_MB, LOCAL_BATCH = 0.214, 2  # a bucket holds the gradients of one layer
+deep = md.GPT(DEEP)
+embedding = deep.embed.weight.nbytes  # also the output layer's, so complete only at the very end
+layers = [sum(p.nbytes for p in block.parameters()) for block in deep.blocks]
 
-
-def ring_s(nbytes, ranks=4):
-    return 2 * (ranks - 1) * (LINK.alpha_s + nbytes / ranks / LINK.bytes_per_s)
-
-
-print(f"{len(layer_nbytes)} layers: forward {FORWARD_S * 1e3:.0f} ms each, backward {BACKWARD_S * 1e3:.0f} ms each")
-print(f"averaging the gradients of one layer over 4 ranks: {ring_s(layer_nbytes[0]) * 1e3:.1f} ms")
+print(f"{len(layers)} layers: forward {FORWARD_S * 1e3:.0f} ms each, backward {BACKWARD_S * 1e3:.0f} ms each")
+print(f"averaging over 4 ranks: {ring_s(layers[0]) * 1e3:.0f} ms for the gradients of a layer,")
+print(f"    and {ring_s(embedding) * 1e3:.0f} ms for the embedding, whose gradient is complete only at the very end")
 print(f"optimizer: {UPDATE_S * 1e3:.0f} ms")
 
 # %% [markdown] tags=["predict-overlap"]
 # **Predict.** The cell above says what the parts of a step take on the paced cluster. Four ranks, one bucket for each
-# layer. How long is a step with overlap, in milliseconds?
+# layer, and they leave in this order. How long is a step with overlap, in milliseconds?
 
 # %% tags=["prediction-overlap"]
 prediction_step = None  # your number, in milliseconds
@@ -345,6 +361,7 @@ prediction_step = None  # your number, in milliseconds
 # %% tags=["overlap-run"]
 def timed_steps(world, overlap, steps=4):
     """Timeline of the last step and the median seconds of a step, the first one not counted."""
+    torch.set_num_threads(1)  # the same for any number of ranks
     data = md.stdlib_tokens(seed=0, seq=32, batch=LOCAL_BATCH * world.size)  # as much for each rank, however many
     model = md.GPT(DEEP, seed=0)
     replica = md.DataParallel(model, world, bucket_mb=BUCKET_MB, overlap=overlap)
@@ -383,7 +400,13 @@ runs = {
 # %% tags=["overlap-predicted"]
 predicted = {
     overlap: md.data_parallel_step(
-        [FORWARD_S] * 8, [BACKWARD_S] * 8, layer_nbytes, ring_s, BUCKET_MB * 1e6, overlap=overlap, update_s=UPDATE_S
+        [0, *[FORWARD_S] * 8],
+        [0, *[BACKWARD_S] * 8],
+        [embedding, *layers],
+        ring_s,
+        BUCKET_MB * 1e6,
+        overlap=overlap,
+        update_s=UPDATE_S,
     )
     for overlap in (False, True)
 }
@@ -489,7 +512,7 @@ print(f"relative difference of the gradients: {(gradient_once - gradient_each).n
 # %% tags=["throughput-memory"]
 def throughput(world):
     """Tokens per second that this rank gets through."""
-    _, seconds = timed_steps(world, overlap=True, steps=3)
+    _, seconds = timed_steps(world, overlap=True, steps=2)
     return LOCAL_BATCH * 32 / seconds
 
 
@@ -526,37 +549,34 @@ viz.curves(
 #
 # If every rank keeps its batch, the **global batch** grows with the number of ranks, and an epoch has fewer optimizer
 # steps. With the old learning rate the weights then move less. Scaling the rate with the batch makes up for it (Goyal
-# et al. 2017), up to a point: beyond a critical batch size more samples per step bring less (McCandlish et al. 2018).
-# The cell spends the same number of tokens in three ways. Averaged gradients make a step of *n* ranks exactly one step
-# on a batch *n* times as large, so one process can show it.
-
+# et
+# al. 2017), up to a point: beyond a critical batch size more samples per step bring less (McCandlish et al. 2018). The
+# cell spends the same number of samples in four ways. A step of *n* ranks is exactly one step on a batch *n* times as
+# large, as seen above, so one process is enough to show it.
 
 # %% tags=["batch-and-rate"]
-def train_with(batch, rate, samples=640):
+RATE, LOCAL, SAMPLES = 0.05, 8, 640
+
+
+def loss_after(batch, rate):
     data = md.stdlib_tokens(seed=0, seq=32, batch=batch)
     model = md.GPT(CONFIG, seed=0)
     optimizer = md.SGD(model.parameters(), lr=rate)
-    seen, losses = [], []
-    for step in range(samples // batch):
+    for step in range(SAMPLES // batch):
         tokens, targets = data.batch(step)
-        loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
-        loss.backward()
+        F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
         optimizer.step()
         optimizer.zero_grad()
-        seen.append((step + 1) * batch)
-        losses.append(loss.item())
-    return seen, losses
+    tokens, targets = md.stdlib_tokens(seed=1, seq=32, batch=64).batch(0)
+    with torch.no_grad():
+        return F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).item()
 
 
-def last_tenth(losses):
-    return statistics.mean(losses[-max(1, len(losses) // 10) :])
-
-
-RATE = 0.25
-for ranks, rate in ((1, RATE), (4, RATE), (4, 4 * RATE)):
-    seen, losses = train_with(8 * ranks, rate)
+for ranks, factor in ((1, 1), (4, 1), (4, 4), (16, 16)):
+    steps = SAMPLES // (LOCAL * ranks)
+    loss = loss_after(LOCAL * ranks, RATE * factor)
     print(
-        f"{ranks} x 8 samples a step, learning rate {rate:.2f}: {len(losses):3d} steps, loss {last_tenth(losses):.3f} at the end"
+        f"{ranks:2d} ranks: {steps:2d} steps of {LOCAL * ranks:3d} samples, learning rate {RATE * factor:.2f}: loss {loss:.2f}"
     )
 
 # %% [markdown]
@@ -589,7 +609,6 @@ def train_uneven(world, join):
             loop()
     else:
         loop()
-    replica.check_replicas()
     return sum(p.sum().item() for p in replica.parameters())
 
 
@@ -651,7 +670,8 @@ print("sum of all weights on each rank:", md.launch(train_uneven, ranks=2, args=
 #   gradients and moments.
 # - **What then?** If the copies are the problem, cut them: each rank keeps a part of the state and fetches the rest
 #   when it needs it. That is ZeRO, lesson 04.
-#
+
+# %% [markdown]
 # ## Where to go next
 #
 # - The file: `minidist/parallel/data.py`, all three versions in one place.

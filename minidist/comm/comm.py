@@ -177,11 +177,10 @@ class Comm:
         x = x.reshape(1) if x.dim() == 0 else x
         even = send_sizes is None and recv_sizes is None
         send = lengths(len(x), self.size) if send_sizes is None else list(send_sizes)
-        if recv_sizes is None:
-            recv = [send[self.rank]] * self.size if even else self._told("all_to_all", x, send)
-        else:
-            recv = list(recv_sizes)
+        recv = None if recv_sizes is None else list(recv_sizes)
         wire.check_sizes(send, recv, len(x), self.rank, self.size)
+        if recv is None:
+            recv = [send[self.rank]] * self.size if even else self._told("all_to_all", x, send)
         if even:
             opened = self._open("all_to_all", x)
         else:

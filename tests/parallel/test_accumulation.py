@@ -2,6 +2,7 @@
 
 import warnings
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -101,8 +102,12 @@ def cases(world):
     return found
 
 
-def test_accumulated_gradient_is_that_of_the_whole_batch():
-    everywhere = md.launch(cases, ranks=2)
+@pytest.fixture(scope="module")
+def everywhere():
+    return md.launch(cases, ranks=2)
+
+
+def test_accumulated_gradient_is_that_of_the_whole_batch(everywhere):
     for found in everywhere:
         for case in (usual, forwards_first, interrupted, nested):
             assert found[case.__name__] == (5.0, True)
@@ -112,8 +117,8 @@ def test_accumulated_gradient_is_that_of_the_whole_batch():
     assert [found["fault: flag not restored"] for found in everywhere] == [(4.0, False), (6.0, False)]
 
 
-def test_a_step_without_averaging_can_be_told():
-    assert [found["all inside"] for found in md.launch(cases, ranks=2)] == [(4.0, False), (6.0, False)]
+def test_a_step_without_averaging_can_be_told(everywhere):
+    assert [found["all inside"] for found in everywhere] == [(4.0, False), (6.0, False)]
 
 
 def test_synced_follows_the_backward_passes(solo):

@@ -228,6 +228,44 @@ def rewrapped(world):
     return sent, inside, len(world.recorder.calls)
 
 
+# ---- faults ----------------------------------------------------------------------------------------------------------
+
+
+def launch_as_they_fill(replica):
+    """Sends in the order in which buckets fill."""
+    for bucket in replica._buckets:
+        if not bucket.waiting and bucket.handle is None:
+            bucket.launch(replica.comm)
+
+
+def readiness_order(world):
+    with mock.patch.object(md.DataParallel, "_launch_full_buckets", launch_as_they_fill):
+        return compare(world, Branches, other_order, bucket_mb=1e-6)
+
+
+def no_zeros_for_unused(world):
+    """Waits for the gradients that came."""
+
+    def make():
+        module = Branches()
+        del module.never
+        return module
+
+    with mock.patch.object(
+        md.DataParallel, "_finish", lambda replica: [b.wait() for b in replica._buckets if b.handle]
+    ):
+        return compare(world, make, other_branch, bucket_mb=1e-6)
+
+
+def zeros_for_unused(world):
+    """Sends 0 where it should send "nothing": then an optimizer moves what nobody used."""
+    with mock.patch.object(data, "UNUSED", 0.0):
+        return unused(world)
+
+
+# ---- all of it ------------------------------------------------------------------------------------------------------
+
+
 def cases(world):
     one_each = {"bucket_mb": 1e-6}
     return {
@@ -243,6 +281,8 @@ def cases(world):
         "failed backward": failed_backward(world),
         "reentrant": reentrant(world),
         "rewrapped": rewrapped(world),
+        "fault: readiness order": readiness_order(world),
+        "fault: zeros for unused": zeros_for_unused(world),
     }
 
 
@@ -291,43 +331,8 @@ def test_the_last_wrapper_alone_averages(everywhere):
     assert all(found["rewrapped"] == (True, True, 0) for found in everywhere)
 
 
-# ---- faults ----------------------------------------------------------------------------------------------------------
-
-
-def launch_as_they_fill(replica):
-    """Sends in the order in which buckets fill."""
-    for bucket in replica._buckets:
-        if not bucket.waiting and bucket.handle is None:
-            bucket.launch(replica.comm)
-
-
-def readiness_order(world):
-    with mock.patch.object(md.DataParallel, "_launch_full_buckets", launch_as_they_fill):
-        return compare(world, Branches, other_order, bucket_mb=1e-6)
-
-
-def no_zeros_for_unused(world):
-    """Waits for the gradients that came."""
-
-    def make():
-        module = Branches()
-        del module.never
-        return module
-
-    with mock.patch.object(
-        md.DataParallel, "_finish", lambda replica: [b.wait() for b in replica._buckets if b.handle]
-    ):
-        return compare(world, make, other_branch, bucket_mb=1e-6)
-
-
-def zeros_for_unused(world):
-    """Sends 0 where it should send "nothing": then an optimizer moves what nobody used."""
-    with mock.patch.object(data, "UNUSED", 0.0):
-        return unused(world)
-
-
-def test_buckets_sent_as_they_fill_pair_the_wrong_gradients():
-    assert min(md.launch(readiness_order, ranks=2)) > 1e-3
+def test_buckets_sent_as_they_fill_pair_the_wrong_gradients(everywhere):
+    assert min(found["fault: readiness order"] for found in everywhere) > 1e-3
 
 
 def test_unused_parameters_that_are_not_sent_leave_the_others_waiting():
@@ -336,8 +341,8 @@ def test_unused_parameters_that_are_not_sent_leave_the_others_waiting():
     assert stuck.value.verdict == "deadlock"
 
 
-def test_zeros_for_unused_parameters_are_seen():
-    for (ours, theirs), unchanged in md.launch(zeros_for_unused, ranks=2):
+def test_zeros_for_unused_parameters_are_seen(everywhere):
+    for (ours, theirs), unchanged in (found["fault: zeros for unused"] for found in everywhere):
         assert ours == []
         assert len(theirs) == 2
         assert not unchanged

@@ -102,7 +102,7 @@ def arguments(place: Place, port: int, token: str, lesson: Path, root: Path) -> 
         "ServerApp.port_retries": 0,
         "ServerApp.root_dir": root,
         "ServerApp.open_browser": place.browser,
-        "ServerApp.log_level": "WARN",
+        "ServerApp.log_level": "ERROR",
         "IdentityProvider.token": token,
         "PasswordIdentityProvider.hashed_password": "",
         "LabApp.log_level": "WARN",

@@ -21,7 +21,6 @@ from minidist.viz.style import (
 )
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SERIES = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY)  # colours of curves, in order

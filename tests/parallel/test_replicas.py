@@ -147,7 +147,7 @@ def drift(world):
     replica = md.DataParallel(nn.Linear(2, 2), world)
     with replica.no_sync():
         replica(torch.ones(1, 2) * world.rank).sum().backward()
-    torch.optim.SGD(replica.parameters(), lr=0.1).step()
+    md.SGD(replica.parameters(), lr=0.1).step()
     with pytest.raises(RuntimeError) as unsynced:
         replica.check_replicas()
     return str(one_bit.value), str(unsynced.value)

@@ -29,7 +29,7 @@ def model():
 
 
 def sgd(module):
-    return torch.optim.SGD(module.parameters(), lr=0.3, momentum=0.9)
+    return md.SGD(module.parameters(), lr=0.3, momentum=0.9)
 
 
 def one_process(ranks):

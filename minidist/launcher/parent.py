@@ -20,7 +20,11 @@ _DETACH = "import os, sys\nif os.fork() == 0: os.execv(sys.argv[1], sys.argv[1:]
 
 
 class Lost(Exception):
-    """The supervisor or the zygote went away without an answer."""
+    """The supervisor or the zygote went away without an answer; ``taken``: after ranks may have run."""
+
+    def __init__(self, message: str, taken: bool):
+        super().__init__(message)
+        self.taken = taken
 
 
 class Zygote:
@@ -48,10 +52,13 @@ class Zygote:
             )
 
     def open_world(self) -> Channel:
-        """A channel to the supervisor of a new world. Raises OSError if the zygote is gone."""
+        """A channel to the supervisor of a new world. Raises Lost if the zygote is gone."""
         mine, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(self._control, [b"w"], [theirs.fileno()])
+            try:
+                socket.send_fds(self._control, [b"w"], [theirs.fileno()])
+            except OSError as error:
+                raise Lost(str(error), taken=False) from None
         return Channel(mine)
 
     def last_words(self) -> str:
@@ -106,19 +113,20 @@ class Launcher:
             if ending.verdict == "interrupted":
                 raise Interrupted(ending)
             return ending, results
-        zygote = self._own_zygote()
         try:
-            channel = zygote.open_world()
-        except OSError:  # the zygote was killed since: the next one does as well
-            self._drop(zygote)
-            zygote = self._own_zygote()
-            channel = zygote.open_world()
+            return self._run(self._own_zygote(), job, pieces)
+        except Lost as lost:
+            if lost.taken:
+                raise
+        return self._run(self._own_zygote(), job, pieces)  # the old zygote was killed before it took the job
+
+    def _run(self, zygote: Zygote, job: Job, pieces: Sequence[bytes | memoryview]) -> tuple[Ending, list[int]]:
         try:
-            return converse(channel, job, pieces)
-        except Lost as error:
+            return converse(zygote.open_world(), job, pieces)
+        except Lost as lost:
             words = zygote.last_words()
             self._drop(zygote)
-            raise Lost(words or str(error)) from None
+            raise Lost(words or str(lost), lost.taken) from None
 
     def _drop(self, zygote: Zygote) -> None:
         zygote.close()
@@ -149,14 +157,7 @@ def converse(channel: Channel, job: Job, pieces: Sequence[bytes | memoryview]) -
     """Send the job, show the ranks' output, return the ending and the descriptors of the results."""
     try:
         _send(channel, job, pieces)
-        channel.sock.settimeout(_START + job.timeout + _PATIENCE)
-        results: list[int] = []
-        while (message := _receive(channel)).kind != Kind.END:
-            if message.kind == Kind.RESULT:
-                results.append(message.fds[0])
-            else:
-                show(message)
-        return Ending.decode(message.body), results
+        return _listen(channel, job)
     except KeyboardInterrupt:
         ending = _stop(channel)
         raise Interrupted(ending) from None
@@ -167,6 +168,35 @@ def converse(channel: Channel, job: Job, pieces: Sequence[bytes | memoryview]) -
         raise
     finally:
         channel.close()
+
+
+def _send(channel: Channel, job: Job, pieces: Sequence[bytes | memoryview]) -> None:
+    inputs = os.memfd_create("inputs")
+    try:
+        payload.write(inputs, pieces)
+        try:
+            channel.send(Message(Kind.JOB, body=job.encode(), fds=(inputs,)))
+        except OSError as error:
+            raise Lost(str(error), taken=False) from None
+    finally:
+        os.close(inputs)
+
+
+def _listen(channel: Channel, job: Job) -> tuple[Ending, list[int]]:
+    channel.sock.settimeout(_START + job.timeout + _PATIENCE)
+    taken, results = False, []
+    while True:
+        try:
+            message = channel.receive()
+        except (OSError, EOFError) as error:
+            raise Lost(str(error), taken) from None
+        taken = True
+        if message.kind == Kind.RESULT:
+            results.append(message.fds[0])
+        elif message.kind == Kind.END:
+            return Ending.decode(message.body), results
+        elif message.kind != Kind.TAKEN:
+            show(message)
 
 
 def show(message: Message) -> None:
@@ -182,24 +212,6 @@ def search_path() -> list[str]:
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     path = [os.path.abspath(entry) for entry in sys.path]
     return path if package in path else [*path, package]
-
-
-def _send(channel: Channel, job: Job, pieces: Sequence[bytes | memoryview]) -> None:
-    inputs = os.memfd_create("inputs")
-    try:
-        payload.write(inputs, pieces)
-        channel.send(Message(Kind.JOB, body=job.encode(), fds=(inputs,)))
-    except OSError as error:
-        raise Lost(str(error)) from None
-    finally:
-        os.close(inputs)
-
-
-def _receive(channel: Channel) -> Message:
-    try:
-        return channel.receive()
-    except (OSError, EOFError) as error:
-        raise Lost(str(error)) from None
 
 
 def _stop(channel: Channel) -> Ending | None:

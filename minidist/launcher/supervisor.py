@@ -30,6 +30,7 @@ def main(sock: socket.socket, parent: int) -> NoReturn:
     try:
         message = channel.receive()
         job = Job.decode(message.body)
+        channel.send(Message(Kind.TAKEN))
         with tempfile.TemporaryDirectory(prefix="minidist-", ignore_cleanup_errors=True) as folder:
             World(channel, parent, job, message.fds, folder).run()
     except (EOFError, OSError):

@@ -14,10 +14,11 @@ class Kind(IntEnum):
     """What a message says."""
 
     JOB = 1  # your process -> supervisor: what to run; the payload's descriptors come with it
-    OUT = 2  # supervisor -> your process: complete lines a rank printed
-    ERR = 3  # the same for its stderr
-    RESULT = 4  # the descriptor of what one rank returned
-    END = 5  # the verdict; always the last message
+    TAKEN = 2  # supervisor -> your process: the job is there, and from now on ranks may run
+    OUT = 3  # complete lines a rank printed
+    ERR = 4  # the same for its stderr
+    RESULT = 5  # the descriptor of what one rank returned
+    END = 6  # the verdict; always the last message
 
 
 @dataclass(frozen=True)

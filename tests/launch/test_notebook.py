@@ -1,6 +1,11 @@
 """Launching from a real notebook: functions by value, errors that point into the cell, interrupts, no leftovers."""
 
+import asyncio
+import time
+from pathlib import Path
+
 import nbformat
+import psutil
 import pytest
 from nbclient import NotebookClient
 
@@ -76,3 +81,51 @@ def test_the_deadline_report_shows_the_line(outputs: list[str]) -> None:
 
 def test_the_next_launch_works(outputs: list[str]) -> None:
     assert outputs[5].splitlines()[-1] == "3"
+
+
+SLEEPER = (
+    "import subprocess, time, psutil\nimport minidist as md\n"
+    "def sleeper(world):\n"
+    "    subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
+    "    open(f'ready{world.rank}', 'w').close()\n"
+    "    time.sleep(300)  # until someone stops us\n"
+    "md.launch(sleeper, ranks=2, timeout=400)"
+)
+AFTER = "psutil.Process().children(recursive=True), md.launch(lambda world: world.rank, ranks=2)"
+
+
+def test_interrupting_a_cell(tmp_path: Path) -> None:
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in (SLEEPER, AFTER)])
+    client = NotebookClient(notebook, timeout=60, allow_errors=True, resources={"metadata": {"path": str(tmp_path)}})
+
+    async def interrupt() -> float:
+        while len(list(tmp_path.glob("ready*"))) < 2:
+            await asyncio.sleep(0.05)
+        await client.km.interrupt_kernel()  # type: ignore[union-attr]
+        return time.monotonic()
+
+    async def run() -> tuple[float, bool]:
+        async with client.async_setup_kernel():
+            stopping = asyncio.create_task(interrupt())
+            await client.async_execute_cell(notebook.cells[0], 0)
+            took = time.monotonic() - await stopping
+            sleeping = any(
+                in_folder(process, tmp_path) and process.name() == "sleep" for process in psutil.process_iter()
+            )
+            await client.async_execute_cell(notebook.cells[1], 1)
+            return took, sleeping
+
+    took, sleeping = asyncio.run(run())
+    assert took < 3
+    assert not sleeping
+    assert "KeyboardInterrupt: the launch was stopped, and so were its ranks." in shown(notebook.cells[0])
+    assert "Cell In[1], line 6 in sleeper:  time.sleep(300)  # until someone stops us" in shown(notebook.cells[0])
+    assert shown(notebook.cells[1]) == "([], [0, 1])"
+
+
+def in_folder(process: psutil.Process, folder: Path) -> bool:
+    """Whether a process runs in this folder."""
+    try:
+        return process.cwd() == str(folder)
+    except psutil.Error:
+        return False

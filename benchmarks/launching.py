@@ -33,12 +33,13 @@ def rows(quick: bool) -> Iterator[Row]:
         f"md.launch with one all-reduce, against {LIMIT_S} s",
     )
     if not quick:
-        pairs = [(timed(launch_ours), timed(launch_torch)) for _ in range(4)]
+        ours, theirs = zip(*((timed(launch_ours), timed(launch_torch)) for _ in range(4)), strict=True)
         what = "the same through torch.multiprocessing.spawn, which imports torch in every rank"
-        yield compare("launch/4 ranks warm/mp.spawn", *zip(*pairs, strict=True), 1.0, what)
-    imports = [(timed(importer("minidist")), timed(importer("torch"))) for _ in range(1 if quick else 10)]
+        yield compare("launch/4 ranks warm/mp.spawn", ours, theirs, 1.0, what)
+    times = ((timed(importer("minidist")), timed(importer("torch"))) for _ in range(1 if quick else 10))
+    ours, theirs = zip(*times, strict=True)
     what = "python -c 'import minidist' (which imports torch), against python -c 'import torch'"
-    yield compare("import", *zip(*imports, strict=True), 1.10, what)
+    yield compare("import", ours, theirs, 1.10, what)
 
 
 def meet(world: md.Comm) -> float:

@@ -133,8 +133,8 @@ def traffic(axis: Axes, records: list[Record]) -> None:
     recorded = [record for record in records if record["sent_bytes_per_rank"]]
     for index, (label, group) in enumerate(series(recorded, "mechanism").items()):
         sent = [max(record["sent_bytes_per_rank"]) / 1e6 for record in group]
-        style = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)], "mfc": "none"}
-        axis.plot(list(map(ranks, group)), sent, linestyle="", markersize=7 + 2 * index, label=label, **style)
+        (points,) = axis.plot(list(map(ranks, group)), sent, linestyle="", markersize=7 + 2 * index, label=label)
+        points.set(color=COLOURS[index % len(COLOURS)], marker=MARKERS[index % len(MARKERS)], markerfacecolor="none")
     for parameters in sorted({record["parameters"] for record in recorded}):
         counts = range(1, max(map(ranks, recorded)) + 1)
         optimal = [2 * (n - 1) / n * 4 * parameters / 1e6 for n in counts]

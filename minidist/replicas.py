@@ -24,11 +24,19 @@ def broadcast_tensors(tensors: Iterable[Tensor], comm: Comm, src: int = 0) -> No
             tensor.copy_(piece.view(tensor.shape))
 
 
-def persistent_buffers(module: nn.Module) -> list[Tensor]:
-    """The buffers that `state_dict` saves, looked up anew each time, since a module may replace them."""
-    buffers = dict(module.named_buffers())
-    saved = module.state_dict(keep_vars=True) if buffers else {}
-    return [buffer for name, buffer in buffers.items() if name in saved]
+def persistent_buffers(module: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Owner and name of every buffer that `state_dict` saves. A name and not a tensor, since a module may replace it.
+
+    >>> persistent_buffers(nn.BatchNorm1d(1))[0][1]
+    'running_mean'
+    """
+    saved = module.state_dict(keep_vars=True)
+    return [
+        (owner, name)
+        for path, owner in module.named_modules()
+        for name, _ in owner.named_buffers(recurse=False)
+        if (f"{path}.{name}" if path else name) in saved
+    ]
 
 
 def check_same_module(module: nn.Module, comm: Comm) -> None:

@@ -90,11 +90,11 @@ class Bucket:
         """
         parameter, view = self.parameters[i], self.views[i]
         self.waiting.remove(i)
-        if parameter.grad is None:
+        if (grad := parameter.grad) is None:
             view.fill_(UNUSED)  # a zero, see below
             return
-        _refuse_sparse(self.names[i], parameter.grad)
-        torch.add(self.zero, parameter.grad.detach(), alpha=scale, out=view)  # 0 + x, so that no x is -0.0
+        _refuse_sparse(self.names[i], grad)
+        torch.add(self.zero, grad.detach(), alpha=scale, out=view)  # 0 + x, so that no x is -0.0
         parameter.grad = view
 
     def launch(self, comm: Comm) -> None:
@@ -180,12 +180,13 @@ class DataParallel(nn.Module):
             raise ValueError("no parameter of this module requires a gradient: there is nothing to average")
         if not bucket_mb > 0:
             raise ValueError(f"bucket_mb={bucket_mb} must be above 0; a tiny one gives each parameter its own bucket")
-        self.module, self.comm, self.overlap, self.broadcast_buffers = module, comm, overlap, broadcast_buffers
+        self.module, self.comm, self.overlap = module, comm, overlap
         self.synced = False
         check_same_module(module, comm)
         broadcast_tensors([*module.parameters(), *module.buffers()], comm)
 
         self._known = {p for p in module.parameters() if p.requires_grad}
+        self._statistics = persistent_buffers(module) if broadcast_buffers else []
         self._buckets = make_buckets(named, bucket_mb)
         self._launched = 0  # buckets that are on their way
         self._averaging = False  # whether a backward pass is under way that averages
@@ -262,8 +263,8 @@ class DataParallel(nn.Module):
         for bucket in self._buckets:
             bucket.wait()
             bucket.expect_all()
-        if self.broadcast_buffers and self._join_steps is None:
-            broadcast_tensors(persistent_buffers(self.module), self.comm)
+        if self._join_steps is None:
+            broadcast_tensors((getattr(owner, name) for owner, name in self._statistics), self.comm)
         self._launched, self._averaging, self.synced = 0, False, True
 
     def _drop_failed_backward(self) -> None:

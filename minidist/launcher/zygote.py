@@ -11,17 +11,19 @@ import socket
 import sys
 
 import cloudpickle  # noqa: F401  imported here, once, for all ranks
-import numpy  # noqa: F401
+import numpy.random  # noqa: F401
 import torch.distributed  # noqa: F401
 
 import minidist  # noqa: F401
 from minidist.launcher import family, supervisor
+from minidist.launcher.frames import Library
 
 
 def main(control: socket.socket, parent: int) -> None:
     """Fork a supervisor for every socket that comes over ``control``, until the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     family.adopt_orphans()
+    Library.here()  # what it looks up is then known to all ranks
     gc.freeze()  # keeps the collector from touching, and so copying, the pages all ranks share
     worlds: set[int] = set()
     with selectors.DefaultSelector() as selector:

@@ -44,6 +44,13 @@ def defined(op, dtype):
     return op != "mean" or dtype.is_floating_point
 
 
+def same(a, b):
+    """Equal to the last byte. (To torch.equal a bool of byte 2 is True.)"""
+    if a.dtype is torch.bool and b.dtype is torch.bool:
+        a, b = a.view(torch.uint8), b.view(torch.uint8)
+    return a.dtype is b.dtype and torch.equal(a, b)
+
+
 def check_reductions(world, lengths, dtypes):
     """Names of the reductions that come out different from the definition, or touch what they should not."""
     wrong, rank, size = [], world.rank, world.size
@@ -54,17 +61,15 @@ def check_reductions(world, lengths, dtypes):
                 expected = reduced(parts, op)
                 # 16-bit means are rounded once, after the sum: by torch from the same sum, so that they are equal too.
                 x = parts[rank].clone()
-                if world.all_reduce(x, op) is not x or not torch.equal(x, expected):
+                if world.all_reduce(x, op) is not x or not same(x, expected):
                     wrong.append(f"all_reduce {op} {dtype} {length}: {x} for {expected}")
                 x, root = parts[rank].clone(), length % size
                 world.reduce(x, root, op)
-                if not torch.equal(x, expected if rank == root else parts[rank]):
+                if not same(x, expected if rank == root else parts[rank]):
                     wrong.append(f"reduce {op} {dtype} {length}")
                 x = parts[rank].clone()
                 piece = world.reduce_scatter(x, op)
-                if not torch.equal(piece, expected[md.partition(length, size)[rank]]) or not torch.equal(
-                    x, parts[rank]
-                ):
+                if not same(piece, expected[md.partition(length, size)[rank]]) or not same(x, parts[rank]):
                     wrong.append(f"reduce_scatter {op} {dtype} {length}: {piece}")
     return wrong
 
@@ -77,23 +82,23 @@ def check_moves(world, lengths, dtypes):
             parts = [part_of(r, length, dtype) for r in range(size)]
             for root in {0, size - 1}:
                 x = parts[rank].clone()
-                if world.broadcast(x, root) is not x or not torch.equal(x, parts[root]):
+                if world.broadcast(x, root) is not x or not same(x, parts[root]):
                     wrong.append(f"broadcast {dtype} {length}")
-            if not torch.equal(world.all_gather(parts[rank]), torch.cat(parts)):
+            if not same(world.all_gather(parts[rank]), torch.cat(parts)):
                 wrong.append(f"all_gather {dtype} {length}")
             ragged = [part_of(r, length + r % 3, dtype) for r in range(size)]
             for sizes in (None, [len(part) for part in ragged]):
-                if not torch.equal(world.all_gather(ragged[rank], sizes), torch.cat(ragged)):
+                if not same(world.all_gather(ragged[rank], sizes), torch.cat(ragged)):
                     wrong.append(f"all_gather of lengths {[len(part) for part in ragged]} {dtype}")
             cuts = md.partition(length, size)
-            if not torch.equal(world.all_to_all(parts[rank]), torch.cat([part[cuts[rank]] for part in parts])):
+            if not same(world.all_to_all(parts[rank]), torch.cat([part[cuts[rank]] for part in parts])):
                 wrong.append(f"all_to_all {dtype} {length}")
             # Rank r has (r + s) % 3 rows for rank s.
             send = [[(r + s) % 3 for s in range(size)] for r in range(size)]
             rows = [part_of(r, sum(send[r]), dtype) for r in range(size)]
             expected = torch.cat([rows[r].split(send[r])[rank] for r in range(size)])
             for recv in (None, [send[r][rank] for r in range(size)]):
-                if not torch.equal(world.all_to_all(rows[rank], send[rank], recv), expected):
+                if not same(world.all_to_all(rows[rank], send[rank], recv), expected):
                     wrong.append(f"all_to_all of sizes {dtype}")
             if size > 1:
                 wrong += check_message(world, parts)

@@ -141,8 +141,8 @@ def test_every_wait_is_seen_under_its_name():
 
 
 def divided(world):
-    """Groups of unequal size, one left out, groups of groups, and messages inside a group."""
-    group = world.subgroups([[0, 3, 4], [1, 2]], name="g")
+    """Groups of unequal size, one rank left out, messages inside a group; then groups in both groups at once."""
+    group = world.subgroups([[0, 3], [1, 2, 5]], name="g")
     if group is None:
         return "left out"
     total = group.all_reduce(torch.tensor([float(world.rank)])).item()
@@ -153,19 +153,19 @@ def divided(world):
         group.send(x + 1, 1)
     if group.rank == 1:
         group.recv(x, 0)
-    inner = group.subgroups([[0, 1], [2]] if group.size == 3 else [[0], [1]])
-    return (*here, x[0].item(), inner.ranks, inner.all_reduce(torch.ones(1)).item())
+    inner = group.subgroups([[0, 1], *([[2]] if group.size == 3 else [])])
+    return (*here, x[0].item(), inner.ranks, inner.all_reduce(torch.tensor([1.0 + world.rank])).item())
 
 
 def test_groups():
     results = md.launch(divided, 6)
     assert results == [
-        ("g", 0, (0, 3, 4), 7.0, 4.0, (0, 3), 2.0),
-        ("g", 0, (1, 2), 3.0, 2.0, (1,), 1.0),
-        ("g", 1, (1, 2), 3.0, 3.0, (2,), 1.0),
-        ("g", 1, (0, 3, 4), 7.0, 5.0, (0, 3), 2.0),
-        ("g", 2, (0, 3, 4), 7.0, 4.0, (4,), 1.0),
+        ("g", 0, (0, 3), 3.0, 3.0, (0, 3), 5.0),
+        ("g", 0, (1, 2, 5), 8.0, 5.0, (1, 2), 5.0),
+        ("g", 1, (1, 2, 5), 8.0, 6.0, (1, 2), 5.0),
+        ("g", 1, (0, 3), 3.0, 4.0, (0, 3), 5.0),
         "left out",
+        ("g", 2, (1, 2, 5), 8.0, 5.0, (5,), 6.0),
     ]
 
 
@@ -209,6 +209,18 @@ def test_a_world_of_one_needs_no_process_group():
         comm.send(x, 0)
     with pytest.raises(ValueError, match="a paced Comm needs a board"):
         Comm(None, [0], 0, pace=object())
+
+
+def uneven(world):
+    """Ranks 1 and 2 are in different numbers of groups when their part of the world divides."""
+    world.subgroups([[0, 1]])
+    right = world.subgroups([[1, 2]])
+    return None if right is None else right.subgroups([[0, 1]]).all_reduce(torch.ones(1)).item()
+
+
+def test_groups_that_torch_would_name_differently_are_refused():
+    with pytest.raises(md.LaunchError, match="are in different numbers of groups: divide the world instead"):
+        md.launch(uneven, 3)
 
 
 def told(world):

@@ -23,6 +23,7 @@ def views(rank):
         "expanded dim": (torch.arange(3.0).reshape(3, 1) + 7 * rank, lambda x: x.expand(3, 2)),
         "conjugate": (pairs.clone(), lambda x: x.conj()),
         "minus imaginary": (pairs.clone(), lambda x: x.conj().imag),
+        "one minus imaginary": (pairs.clone(), lambda x: x[1:2].conj().imag),
         "bool columns": (base.clone() % 3 == 0, lambda x: x[:, ::2]),
     }
 

@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +20,7 @@ SCRIPTS = ("settings", "measure", "run", "plot", "prelab")
 
 
 @pytest.fixture
-def lab(monkeypatch) -> dict[str, ModuleType]:
+def lab(monkeypatch) -> Iterator[dict[str, ModuleType]]:
     """The lab's scripts as modules, importable by their short names during the test only."""
     monkeypatch.syspath_prepend(str(LAB))
     for name in SCRIPTS:

@@ -26,6 +26,9 @@ class LaunchError(RuntimeError):
         super().__init__(message)
         self.verdict = verdict
 
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), (self.verdict, str(self))
+
     def _render_traceback_(self) -> list[str]:
         """What IPython shows: the message, without the frames of this package."""
         return f"LaunchError: {self}".splitlines()

@@ -2,9 +2,10 @@
 
 import builtins
 import dis
+import functools
 import inspect
 from collections.abc import Callable, Iterator
-from types import CodeType, FunctionType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 
@@ -28,36 +29,37 @@ def check_call(fn: Any, args: Any) -> None:
 
 def check_names(fn: Any) -> None:
     """Raise NameError if ``fn``, or a function of its file that it uses, reads a global name that exists nowhere."""
-    seen: set[int] = set()
     todo = list(_functions_of(fn))
+    file = todo[0].__module__ if todo else None
+    seen: set[int] = set()
     while todo:
         function = todo.pop()
-        if id(function) in seen:
+        if id(function) in seen or function.__module__ != file:
             continue
         seen.add(id(function))
         scope = function.__globals__
         for code in _codes_of(function.__code__):
             for name, line in _globals_read(code):
                 if name in scope:
-                    value = scope[name]
-                    if getattr(value, "__module__", None) == fn.__module__:
-                        todo += _functions_of(value)
+                    todo += _functions_of(scope[name])
                 elif not hasattr(builtins, name):
-                    place = f"{code.co_name}, line {line}" if line else code.co_name
+                    place = f"{code.co_name}, line {line},"
                     raise NameError(f"name {name!r} is not defined: {place} reads it, and no rank would find it")
 
 
 def _functions_of(value: Any) -> Iterator[FunctionType]:
-    value = inspect.unwrap(value) if callable(value) else value
-    if isinstance(value, FunctionType):
-        yield value
-    elif inspect.ismethod(value):
+    """The functions that calling ``value`` is sure to involve, as far as they can be seen."""
+    if isinstance(value, functools.partial):
+        yield from _functions_of(value.func)
+    elif isinstance(value, MethodType):
         yield from _functions_of(value.__func__)
+    elif isinstance(value, FunctionType):
+        yield value
+        contents = (cell.cell_contents for cell in value.__closure__ or () if cell != CellType())
+        yield from (content for content in contents if isinstance(content, FunctionType))
     elif isinstance(value, type):
-        for member in vars(value).values():
-            member = getattr(member, "__func__", getattr(member, "fget", member))
-            if isinstance(member, FunctionType):
-                yield member
+        members = (getattr(m, "__func__", getattr(m, "fget", m)) for m in vars(value).values())
+        yield from (member for member in members if isinstance(member, FunctionType))
 
 
 def _codes_of(code: CodeType) -> Iterator[CodeType]:
@@ -71,13 +73,12 @@ def _globals_read(code: CodeType) -> list[tuple[str, int | None]]:
     """Global names a function's code reads and does not set, with the line; none where it handles NameError itself."""
     if "NameError" in code.co_names:
         return []
-    found, written, line = [], set(), None
+    found, written = [], set()
     for step in dis.get_instructions(code):
-        line = step.starts_line if isinstance(step.starts_line, int) and step.starts_line else line
         if step.opname in ("STORE_GLOBAL", "STORE_NAME"):
             written.add(step.argval)
-        elif step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            found.append((step.argval, line))
+        elif step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and not step.argval.startswith("__"):
+            found.append((step.argval, step.positions and step.positions.lineno))
     return [(name, line) for name, line in found if name not in written]
 
 
@@ -94,13 +95,18 @@ def why_unpicklable(fn: Callable[..., Any], args: Any, error: Exception, dump: C
 def _parts(fn: Any, args: Any) -> Iterator[tuple[str, Any]]:
     for i, value in enumerate(args):
         yield f"args[{i}] (a {type(value).__name__})", value
-    fn = inspect.unwrap(fn)
-    if inspect.ismethod(fn):
+    if isinstance(fn, functools.partial):
+        yield from (
+            (f"an argument of the partial (a {type(v).__name__})", v) for v in (*fn.args, *fn.keywords.values())
+        )
+        fn = fn.func
+    if isinstance(fn, MethodType):
         yield f"the object whose method this is (a {type(fn.__self__).__name__})", fn.__self__
         fn = fn.__func__
     if not isinstance(fn, FunctionType):
         return
-    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+    filled = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
+    for name, cell in ((name, cell) for name, cell in filled if cell != CellType()):
         yield f"{name!r} (a {type(cell.cell_contents).__name__}), which {fn.__name__} uses,", cell.cell_contents
     for code in _codes_of(fn.__code__):
         for name, _ in _globals_read(code):

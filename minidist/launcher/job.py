@@ -1,6 +1,7 @@
 """What travels beside the function: how a world is to be run, and how it ended."""
 
 import json
+import numbers
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -35,14 +36,14 @@ class Job:
         if not _is_whole(self.ranks) or not 1 <= self.ranks <= _MOST_RANKS:
             raise _wrong("ranks", self.ranks, f"a whole number from 1 to {_MOST_RANKS}", _is_whole(self.ranks))
         if not _is_number(self.timeout) or not 0 < self.timeout < _LONGEST:
-            raise _wrong("timeout", self.timeout, "a number of seconds above 0", _is_number(self.timeout))
+            raise _wrong("timeout", self.timeout, "a number of seconds, from above 0 to 10^7", _is_number(self.timeout))
         if self.backend not in BACKENDS:
             raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, or None for gloo, and is {self.backend!r}")
         if not _is_whole(self.seed):
             raise _wrong("seed", self.seed, "a whole number", False)
 
     def encode(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
+        return json.dumps(asdict(self), default=lambda number: number.item()).encode()  # a numpy number
 
     @classmethod
     def decode(cls, body: bytes) -> "Job":
@@ -99,11 +100,11 @@ class Ending:
 
 
 def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _wrong(name: str, value: Any, wanted: str, right_type: bool) -> Exception:

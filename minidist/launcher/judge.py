@@ -29,8 +29,8 @@ class Findings:
 
     @property
     def lost(self) -> set[int]:
-        """Ranks that ended without a word."""
-        return self.exits.keys() - self.returned - self.failures.keys()
+        """Ranks whose process ended, and not because of an exception. While others run, a rank must stay."""
+        return self.exits.keys() - self.failures.keys()
 
 
 class Judge:

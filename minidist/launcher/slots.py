@@ -75,8 +75,11 @@ class Slot:
 
     @contextmanager
     def waiting(self, op: str) -> Iterator[None]:
-        """Around everything that blocks on other ranks. Calls inside it are part of it."""
-        if self._depth:
+        """Around everything that blocks on other ranks. Calls inside it are part of it.
+
+        Only the main thread counts: while another thread waits, the rank goes on.
+        """
+        if self._depth or threading.current_thread() is not threading.main_thread():
             yield
             return
         self._depth, self._calls = 1, self._calls + 1

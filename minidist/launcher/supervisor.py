@@ -4,11 +4,13 @@ import contextlib
 import json
 import mmap
 import os
+import resource
 import selectors
 import signal
 import socket
 import tempfile
 import time
+import traceback
 from typing import NoReturn
 
 from minidist.comm.checked import Board
@@ -26,6 +28,8 @@ _STREAMS = ("out", "err", "said")
 def main(sock: socket.socket, parent: int) -> NoReturn:
     """Serve the one world that is asked for on ``sock``."""
     family.adopt_orphans()
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     channel = Channel(sock)
     try:
         message = channel.receive()
@@ -33,8 +37,10 @@ def main(sock: socket.socket, parent: int) -> NoReturn:
         channel.send(Message(Kind.TAKEN))
         with tempfile.TemporaryDirectory(prefix="minidist-", ignore_cleanup_errors=True) as folder:
             World(channel, parent, job, message.fds, folder).run()
-    except (EOFError, OSError):
+    except EOFError:
         pass
+    except BaseException:
+        traceback.print_exc()  # for Zygote.last_words
     finally:
         family.kill_children()
         os._exit(0)

@@ -1,12 +1,17 @@
 """What cannot work is refused before anything starts, with what to change."""
 
+import dataclasses
+import functools
+import pickle
 import threading
 
+import numpy
 import pytest
 import torch
 
 import minidist as md
 from minidist.launcher import arguments
+from minidist.launcher.job import Job
 from minidist.launcher.parent import Launcher
 
 
@@ -63,7 +68,7 @@ BAD = [
     (dict(ranks="4"), TypeError, "ranks must be a whole number"),
     (dict(ranks=2.0), TypeError, "ranks must be a whole number"),
     (dict(ranks=True), TypeError, "ranks must be a whole number"),
-    (dict(timeout=0), ValueError, "timeout must be a number of seconds above 0, and is 0"),
+    (dict(timeout=0), ValueError, "timeout must be a number of seconds, from above 0 to 10^7, and is 0"),
     (dict(timeout=float("nan")), ValueError, "timeout"),
     (dict(timeout="5"), TypeError, "timeout"),
     (dict(seed=0.5), TypeError, "seed must be a whole number"),
@@ -95,11 +100,55 @@ def test_more_nccl_ranks_than_gpus(gpus: int, monkeypatch: pytest.MonkeyPatch):
     assert "backend='gloo'" in str(caught.value)
 
 
-@pytest.mark.parametrize("fn", [fine, handles_it_itself, sets_it_itself, Holder.method, Launcher, print])
+def has_a_class_inside(world):
+    @dataclasses.dataclass
+    class Point:
+        x: int = 0
+
+        def again(self) -> "Point":
+            return Point(self.x)
+
+    return Point().again()
+
+
+def decorate(fn):
+    @functools.wraps(fn)
+    def wrapper(*args):
+        return fn(*args)
+
+    return wrapper
+
+
+def recursive():
+    def inner(world):
+        return inner(world) or later
+
+    if recursive is None:
+        later = 1  # its cell stays empty
+    return inner
+
+
+GOOD = [fine, handles_it_itself, sets_it_itself, has_a_class_inside, Holder.method, Launcher, print]
+GOOD += [functools.partial(fine, x=2), decorate(fine), recursive()]
+
+
+@pytest.mark.parametrize("fn", GOOD)
 def test_names_that_are_there(fn):
     arguments.check_names(fn)
 
 
-def test_a_line_is_named():
-    with pytest.raises(NameError, match=r"line \d+ reads it"):
-        arguments.check_names(also_calls)
+@pytest.mark.parametrize("fn", [also_calls, decorate(also_calls), functools.partial(also_calls)])
+def test_the_line_of_a_missing_name(fn):
+    with pytest.raises(NameError, match=r"'defined_nowhere' is not defined: \S+ line \d+, reads it"):
+        arguments.check_names(fn)
+
+
+def test_numbers_of_numpy_will_do():
+    job = Job(numpy.int64(2), numpy.float32(3.5), seed=numpy.int32(7))
+    again = Job.decode(job.encode())
+    assert (again.ranks, again.timeout, again.seed) == (2, 3.5, 7)
+
+
+def test_the_error_can_be_pickled():
+    error = pickle.loads(pickle.dumps(md.LaunchError("deadlock", "all wait")))
+    assert (error.verdict, str(error)) == ("deadlock", "all wait")

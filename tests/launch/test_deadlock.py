@@ -121,6 +121,23 @@ def test_a_busy_machine_is_no_deadlock():
     assert longest > 1.2  # all ranks sat in one call for longer than a deadlock takes to be told
 
 
+def test_a_thread_that_waits_does_not_make_the_rank_wait():
+    def work(world):
+        x = torch.zeros(1)
+        if world.rank == 0:
+            receiver = threading.Thread(target=lambda: world.recv(x, 1))
+            receiver.start()
+            time.sleep(2)  # in the main thread, which then goes on
+            world.send(torch.ones(1), 1)
+            receiver.join()
+        else:
+            world.recv(x, 0)
+            world.send(torch.ones(1), 0)
+        return x.item()
+
+    assert md.launch(work, ranks=2) == [1.0, 1.0]
+
+
 def test_a_thread_that_sleeps_before_it_sends_is_no_deadlock():
     def late(world):
         x = torch.zeros(1)

@@ -205,41 +205,31 @@ SLEEPER = """
     print(md.launch(lambda world: world.rank, ranks=2), flush=True)
     import psutil
     print(psutil.Process().children(recursive=True), flush=True)
-    time.sleep(300)
+    md.launch(sleeper, ranks=2, timeout=300)
 """
 
 
-@pytest.fixture
-def sleeper():
-    """A process two of whose ranks sleep."""
+def test_an_interrupt_ends_the_ranks_and_a_kill_all():
     process = run_script(SLEEPER)
     assert process.stdout
-    assert {process.stdout.readline().split()[2] for _ in range(2)} == {"ready"}
-    yield process
-    process.kill()
-    process.communicate()
-
-
-def test_an_interrupt_ends_the_ranks(sleeper: subprocess.Popen[str]):
-    ours = relatives(sleeper.pid)
-    assert len(ours) == 1 + 1 + 2 + 2  # zygote, supervisor, ranks, their children
-    start = time.monotonic()
-    sleeper.send_signal(signal.SIGINT)
-    assert sleeper.stdout
-    lines = [sleeper.stdout.readline() for _ in range(5)]
-    assert time.monotonic() - start < 5
-    assert lines[0] == "the launch was stopped, and so were its ranks.\n"
-    assert lines[1] == "  rank 0: runs its own code\n"
-    assert "in sleeper" in lines[2]
-    assert sleeper.stdout.readline() == "[0, 1]\n"
-    assert sleeper.stdout.readline() == "[]\n"
-    assert len(relatives(sleeper.pid)) == 1
-
-
-def test_nothing_outlives_the_process(sleeper: subprocess.Popen[str]):
-    assert len(relatives(sleeper.pid)) == 6
-    sleeper.kill()
-    assert eventually(lambda: not relatives(sleeper.pid), seconds=3)
+    read = process.stdout.readline
+    try:
+        assert all("ready" in read() for _ in range(2))
+        assert len(relatives(process.pid)) == 1 + 1 + 2 + 2  # zygote, supervisor, ranks, their children
+        start = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        lines = [read() for _ in range(5)]
+        assert time.monotonic() - start < 5
+        assert lines[:2] == ["the launch was stopped, and so were its ranks.\n", "  rank 0: runs its own code\n"]
+        assert "in sleeper" in lines[2]
+        assert (read(), read()) == ("[0, 1]\n", "[]\n")
+        assert all("ready" in read() for _ in range(2))
+        assert len(relatives(process.pid)) == 6
+        process.kill()
+        assert eventually(lambda: not relatives(process.pid), seconds=3)
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.slow

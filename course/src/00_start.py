@@ -122,7 +122,7 @@ readiness.check(
 
 # %% [markdown] tags=["predict-wait"]
 # **Predict.** Four ranks work for different times: the cell below lists them. Then each calls `world.all_reduce` on a
-# single number, which takes about a millisecond when all are there. How many seconds does **rank 0** spend inside its
+# single number, which is quick once all are there. How many seconds does **rank 0** spend inside its
 # `all_reduce`?
 
 # %% tags=["work-times"]
@@ -244,14 +244,14 @@ viz.arrival_explorer()
 # ### A first deadlock
 #
 # If one rank does not call the collective at all, the others wait for ever: a **deadlock**. On a cluster nothing is
-# printed, the job just stands there until a timeout of many minutes. Here somebody watches the ranks, and a standing
-# world gets a report.
+# printed; the job just stands there until a timeout of many minutes. Here the launcher watches the ranks, and a world
+# that stands still gets a report.
 #
 # The cell ends in an error on purpose; `except` prints it, so that the notebook goes on.
 
 
 # %% tags=["deadlock"]
-def skips_when_lucky(world):
+def skip_bad_batches(world):
     loss = torch.tensor([1.0, 2.0, float("nan"), 4.0])[world.rank]
     if loss.isnan():
         return "skipped"  # this rank never comes to the all-reduce
@@ -260,7 +260,7 @@ def skips_when_lucky(world):
 
 
 try:
-    md.launch(skips_when_lucky, ranks=4)
+    md.launch(skip_bad_batches, ranks=4)
 except md.LaunchError as error:
     print(error)
 
@@ -334,7 +334,7 @@ except md.LaunchError as error:
 def meet_at(world, place):
     store = torch.distributed.FileStore(place, world.size)
     store.set(f"address of rank {world.rank}", f"process {os.getpid()}")
-    return [store.get(f"address of rank {rank}").decode() for rank in range(world.size)]  # get waits until it is there
+    return [store.get(f"address of rank {rank}").decode() for rank in range(world.size)]  # get waits for it
 
 
 with tempfile.TemporaryDirectory() as folder:
@@ -353,7 +353,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 # %% tags=["train-alone"]
 CONFIG = md.GPTConfig(layers=2, dim=64, heads=4, seq=64)
-STEPS, LEARNING_RATE = 20, 0.5
+STEPS, LEARNING_RATE = 20, 0.1
 text = md.stdlib_tokens(seed=0, seq=64, batch=16)
 
 
@@ -471,4 +471,4 @@ viz.curves(
 # - The docs: [PyTorch distributed overview](https://docs.pytorch.org/tutorials/beginner/dist_overview.html).
 # - The paper: Darema, George, Norton and Pfister, *A single-program-multiple-data computational model for
 #   EPEX/FORTRAN*, Parallel Computing 7 (1988).
-# - The next lesson in this series: 02, collectives. What does an all-reduce send, and how long does it take?
+# - Next: 02, collectives. What does an all-reduce send, and how long does it take?

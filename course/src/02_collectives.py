@@ -133,13 +133,10 @@ viz.ring_strip(recorded[4])
 # %% [markdown]
 # ### The code
 #
-# The package's own, from the file it runs from:
+# Both halves and the whole, read from the file that they run from:
 
 # %% tags=["code-ring"]
-viz.show(md.algorithms.ring_reduce_scatter)
-
-# %% tags=["code-ring-all-reduce"]
-viz.show(md.algorithms.ring_all_reduce)
+viz.show(md.algorithms, "reduce_around", "gather_around", "ring_all_reduce")
 
 # %% [markdown]
 # ### The run
@@ -193,9 +190,7 @@ def halves(world, length):
 
 
 for rank, ((first, second, whole), equal) in enumerate(md.launch(halves, ranks=4, args=(1000,))):
-    print(
-        f"rank {rank}: {first} + {second} = {first + second} bytes in halves, {whole} as a whole, same numbers: {equal}"
-    )
+    print(f"rank {rank}: bytes in halves {first} + {second}, as a whole {whole}; same numbers: {equal}")
 
 # %% [markdown]
 # ### Bytes per rank, almost independent of n
@@ -297,9 +292,8 @@ viz.alpha_beta(SIZES, seconds, alpha_s, beta_s_per_byte, title="A message betwee
 # are what counts. The knee is at alpha/beta bytes:
 
 # %% tags=["knee"]
-print(
-    f"alpha {alpha_s * 1e6:.0f} us, bandwidth {1 / beta_s_per_byte / 1e9:.2f} GB/s, knee at {alpha_s / beta_s_per_byte:,.0f} bytes"
-)
+print(f"alpha {alpha_s * 1e6:.0f} us, bandwidth {1 / beta_s_per_byte / 1e9:.2f} GB/s")
+print(f"knee at {alpha_s / beta_s_per_byte:,.0f} bytes")
 
 # %% [markdown]
 # With these two numbers every algorithm gets a price. The ring makes 2(n-1) steps of 1/n of the tensor each:
@@ -443,7 +437,7 @@ def time_once(world, nbytes):
     return time.perf_counter() - start
 
 
-LARGE = 4_000_000
+LARGE = 2_000_000
 ranks = [2, 3, 4, 6, 8]
 times = [max(md.launch(time_once, ranks=n, args=(LARGE,), pace=one_machine, check=False)) for n in ranks]
 algorithm = [LARGE / t / 1e6 for t in times]
@@ -470,7 +464,7 @@ viz.curves(
 # %% [markdown]
 # ### When links differ
 #
-# Inside a machine, chips have fast links; between machines they are slower, often by ten times and more. A ring
+# Inside a machine, chips have fast links; between machines they are often much slower. A ring
 # through all of them moves at the speed of its slowest link. The **hierarchical** all-reduce sends less over it:
 # reduce-scatter inside each machine, all-reduce of the slices between machines, all-gather inside. Only one slice of
 # each rank crosses the slow link, and each rank of a machine carries another slice across.

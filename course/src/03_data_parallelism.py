@@ -115,9 +115,7 @@ def start_and_train(world, steps):
 
 
 different, wrapped, trained = md.launch(start_and_train, ranks=4, args=(5,))[0]
-print(
-    f"largest difference between two ranks: {different:.3f} as built, {wrapped} once wrapped, {trained} after training"
-)
+print(f"replicas differ by {different:.3f} as built, by {wrapped} once wrapped, by {trained} after training")
 
 # %% [markdown]
 # ### When to average
@@ -291,7 +289,7 @@ def time_averaging(world, bucket_mb):
     return len(calls), max(call.end for call in calls) - calls[0].start
 
 
-SIZES_MB = [0.05, 0.1, 0.25, 0.5, 1, 2]
+SIZES_MB = [0.05, 0.1, 0.25, 0.5, 1]
 averaging = {}
 for mb in [None, *SIZES_MB]:
     ranks = md.launch(time_averaging, ranks=4, args=(mb,), pace=CLUSTER, check=False)
@@ -347,7 +345,7 @@ layers = [sum(p.nbytes for p in block.parameters()) for block in deep.blocks]
 
 print(f"{len(layers)} layers: forward {FORWARD_S * 1e3:.0f} ms each, backward {BACKWARD_S * 1e3:.0f} ms each")
 print(f"averaging over 4 ranks: {ring_s(layers[0]) * 1e3:.0f} ms for the gradients of a layer,")
-print(f"    and {ring_s(embedding) * 1e3:.0f} ms for the embedding, whose gradient is complete only at the very end")
+print(f"    and {ring_s(embedding) * 1e3:.0f} ms for the embedding, whose gradient is complete last of all")
 print(f"optimizer: {UPDATE_S * 1e3:.0f} ms")
 
 # %% [markdown] tags=["predict-overlap"]
@@ -359,7 +357,7 @@ prediction_step = None  # your number, in milliseconds
 
 
 # %% tags=["overlap-run"]
-def timed_steps(world, overlap, steps=4):
+def timed_steps(world, overlap, steps=3):
     """Timeline of the last step and the median seconds of a step, the first one not counted."""
     torch.set_num_threads(1)  # the same for any number of ranks
     data = md.stdlib_tokens(seed=0, seq=32, batch=LOCAL_BATCH * world.size)  # as much for each rank, however many
@@ -456,7 +454,8 @@ for kind in ("paced", "unpaced"):
 
 # %% [markdown]
 # Paced, the averaging disappears behind the backward pass, all but what the last bucket takes. Unpaced, and with more
-# ranks than cores, it does not pay: sending costs the processor's time as well, and that is what the ranks queue for.
+# ranks than cores, it gains little or loses: sending costs the processor's time as well, and that is what the ranks
+# queue for.
 # On a cluster a chip computes while another part of the hardware sends. That is what overlap needs, and what the paced
 # run stands for.
 #
@@ -496,9 +495,7 @@ def accumulate(world, sync_each, micro_batches=4):
 
 once, gradient_once = md.launch(accumulate, ranks=4, args=(False,))[0]
 each, gradient_each = md.launch(accumulate, ranks=4, args=(True,))[0]
-print(
-    f"bytes sent by a rank: {once:,} averaging once, {each:,} averaging after each micro-batch: {each / once:.1f} times"
-)
+print(f"bytes sent by a rank: {once:,} averaging once, {each:,} averaging each time: {each / once:.1f} times")
 print(f"relative difference of the gradients: {(gradient_once - gradient_each).norm() / gradient_once.norm():.1e}")
 
 # %% [markdown]
@@ -576,7 +573,7 @@ for ranks, factor in ((1, 1), (4, 1), (4, 4), (16, 16)):
     steps = SAMPLES // (LOCAL * ranks)
     loss = loss_after(LOCAL * ranks, RATE * factor)
     print(
-        f"{ranks:2d} ranks: {steps:2d} steps of {LOCAL * ranks:3d} samples, learning rate {RATE * factor:.2f}: loss {loss:.2f}"
+        f"{ranks:2d} ranks: {steps:2d} steps of {LOCAL * ranks:3d} samples at rate {RATE * factor:.2f}: loss {loss:.2f}"
     )
 
 # %% [markdown]
@@ -669,7 +666,7 @@ print("sum of all weights on each rank:", md.launch(train_uneven, ranks=2, args=
 #   for the slowest one. And nothing gets smaller: a thousand ranks hold a thousand copies of the same parameters,
 #   gradients and moments.
 # - **What then?** If the copies are the problem, cut them: each rank keeps a part of the state and fetches the rest
-#   when it needs it. That is ZeRO, lesson 04.
+#   when it needs it. That is ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054).
 
 # %% [markdown]
 # ## Where to go next

@@ -81,7 +81,7 @@ def curves(
         ax.plot(x, y, MARKERS[i % len(MARKERS)], color=colours[name], ms=6.5, mec=INK, mew=0.6, label=name, zorder=3)
     fine = between(min(x), max(x), "x" in log)
     for name, y in predicted.items():
-        label = f"{name}, predicted" if measured else name
+        label = f"{name}, predicted" if name in measured else name
         points = (fine, [y(at) for at in fine]) if callable(y) else (x, y)
         ax.plot(*points, "-", color=colours[name], lw=1.8, label=label, zorder=2)
     if "x" in log:
@@ -90,6 +90,8 @@ def curves(
         ax.set_yscale("log")
     else:
         ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
+    if not log and all(isinstance(at, int) for at in x):
+        ax.xaxis.get_major_locator().set_params(integer=True)  # there is no half rank, and no half step
     ax.grid(alpha=0.25)
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel)

@@ -50,7 +50,7 @@ class Explorer:
         """The controls above the figure, as an ipywidgets box. Raises ImportError without ipywidgets."""
         import ipywidgets as widgets
 
-        picture = widgets.Image(value=png(self.figure()), format="png", layout={"max_width": "100%"})
+        picture = widgets.Image(value=png(self.figure()), format="png", layout={"max_width": "98%", "width": "auto"})
         controls = {name: self._control(widgets, name, option) for name, option in self.options.items()}
 
         def redraw(_change: Any) -> None:
@@ -64,10 +64,11 @@ class Explorer:
             button = widgets.Play(min=0, max=len(steps) - 1, interval=900)
             button.observe(lambda change: setattr(target, "value", steps[change["new"]]), names="value")
             boxes.insert(0, button)
-        return widgets.VBox([*boxes, picture])
+        # Stretched to the notebook's width the picture would be blurred and taller than the window.
+        return widgets.VBox([*boxes, picture], layout={"align_items": "flex-start", "overflow": "hidden"})
 
     def _control(self, widgets: Any, name: str, option: Option) -> Any:
-        style, layout = {"description_width": "14em"}, {"width": "34em"}
+        style, layout = {"description_width": "14em"}, {"width": "46em"}
         if isinstance(option, bool):
             return widgets.Checkbox(value=self.start[name], description=name, style=style, layout=layout, indent=True)
         return widgets.SelectionSlider(

@@ -30,7 +30,7 @@ class Entry(NamedTuple):
     key: the group, or the group and the ends of a message. number: which call of this key. what: what all must have in
     common. shown: the call as the error shows it. ready: when it can begin, in a paced run. send, recv: the lengths it
     sends to and expects from each rank, empty where `what` says it all. named, others: names by which the caller knows
-    this tensor, and names of its other tensors.
+    this tensor, and names of its other tensors. site: the place in the program that calls.
     """
 
     key: int
@@ -42,6 +42,7 @@ class Entry(NamedTuple):
     recv: tuple[int, ...] = ()
     named: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
+    site: str = ""
 
 
 class Board:
@@ -102,7 +103,7 @@ class Board:
 
     def _body(self, entry: Entry) -> bytes:
         """The entry's bytes; what does not fit (names first, then expected lengths) is left out, and not compared."""
-        for less in ({}, {"named": (), "others": ()}, {"named": (), "others": (), "recv": ()}):
+        for less in ({}, {"named": (), "others": ()}, {"named": (), "others": (), "recv": (), "site": ""}):
             body = marshal.dumps(tuple(entry._replace(**less)[2:]))
             if len(body) <= self.SLOT_BYTES - self._HEAD.size:
                 return body
@@ -142,11 +143,21 @@ def conflict(mine: Entry, theirs: Entry, my_rank: int, their_rank: int) -> str:
     for a, b, a_rank, b_rank in ((mine, theirs, my_rank, their_rank), (theirs, mine, their_rank, my_rank)):
         if a.send and b.recv and a.send[b_rank] != b.recv[a_rank]:
             return f"rank {a_rank} sends {a.send[b_rank]} to rank {b_rank}, which expects {b.recv[a_rank]}"
-    if set(mine.named) & set(theirs.named):
-        return ""
-    if set(mine.named) & set(theirs.others) and set(theirs.named) & set(mine.others):
-        return f"rank {my_rank} passes {mine.named[0]} where rank {their_rank} passes {theirs.named[0]}"
+    names = crossed(mine, theirs)
+    if names and mine.site != theirs.site and not set(mine.named) & set(theirs.named):
+        return f"rank {my_rank} passes {names[0]} where rank {their_rank} passes {names[1]}"
     return ""
+
+
+def crossed(mine: Entry, theirs: Entry) -> tuple[str, str] | None:
+    """(my name, their name) for the tensors of two calls, if each rank has another tensor of the other's name.
+
+    In `all_reduce(data if rank == 0 else zeros)` that is meant. It is a mistake where the ranks call from different
+    places and no name is common to both tensors, or where the next call crosses the same two the other way round.
+    """
+    my_name = next((name for name in mine.named if name in theirs.others), None)
+    their_name = next((name for name in theirs.named if name in mine.others), None)
+    return None if my_name is None or their_name is None else (my_name, their_name)
 
 
 def names_of(x: Tensor, frame: FrameType) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -179,6 +190,7 @@ class Ledger:
     def __init__(self, board: Board, ranks: Sequence[int], rank: int, name: str, key: str, check: bool) -> None:
         self.board, self.ranks, self.rank, self.name, self.check = board, ranks, rank, name, check
         self._text, self._key, self._number, self._kept = key, key_of(key), 0, -1
+        self._last_named: Entry | None = None
         self._messages: dict[tuple[int, int, int], tuple[int, int]] = {}
 
     def collective(self, what: str, shown: str = "", *, keep: bool = False, **details: Any) -> "Posted":
@@ -186,7 +198,10 @@ class Ledger:
         entry = Entry(self._key, self._number, short(what), short(shown or what), **details)
         self._number += 1
         others = [r for r in range(len(self.ranks)) if r != self.rank]
-        return self._post(Posted(entry, others, self.board.write(entry, keep), f"call {entry.number} of {self.name!r}"))
+        title = f"call {entry.number} of {self.name!r}"
+        posted = self._post(Posted(entry, others, self.board.write(entry, keep), title))
+        self._last_named = entry if entry.named else self._last_named
+        return posted
 
     def message(self, what: str, shown: str, src: int, dst: int, tag: int, ready: float) -> "Posted":
         """Write this rank's side of the next message from src to dst with this tag."""
@@ -227,9 +242,24 @@ class Ledger:
         return posted
 
     def _compare(self, posted: "Posted", r: int, theirs: Entry) -> None:
-        why = conflict(posted.entry, theirs, self.rank, r) if self.check else ""
+        if not self.check:
+            return
+        why = conflict(posted.entry, theirs, self.rank, r) or self._turned(posted.entry, r, theirs)
         if why:
             raise CommMismatch(self._explain(posted, why))
+
+    def _turned(self, mine: Entry, r: int, theirs: Entry) -> str:
+        """Whether a tensor crosses another here that was on the other side the last time: loops in different orders."""
+        names, last = crossed(mine, theirs), self._last_named
+        their_last = None if names is None or last is None else self.board.read(self.ranks[r], last.key, last.number)
+        if names is None or last is None or their_last is None:
+            return ""
+        before = crossed(last, their_last)
+        if before is None or (before[1] != names[0] and before[0] != names[1]):
+            return ""
+        return (
+            f"rank {self.rank} passes {names[0]} where rank {r} passes {names[1]}; before {before[0]} met {before[1]}"
+        )
 
     def _explain(self, posted: "Posted", why: str) -> str:
         rows = []
@@ -258,7 +288,7 @@ class Posted(NamedTuple):
 
 
 def caller() -> tuple[FrameType | None, str]:
-    """The frame that called into this package's comm, if that is not the package itself; and the user's line."""
+    """The frame that called into minidist.comm, if it is not of the package; and the user's line, as text."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _module(frame).startswith("minidist.comm"):
         frame = frame.f_back

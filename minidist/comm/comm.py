@@ -309,6 +309,7 @@ class Comm:
             frame, where = checked.caller()
             if names and frame is not None:
                 written["named"], written["others"] = checked.names_of(x, frame)
+                written["site"] = f"{frame.f_code.co_name} {frame.f_code.co_firstlineno} {frame.f_lasti}"
             texts = checked.describe(op + arguments, x, ragged, where)
         else:
             texts = (op, op)

@@ -100,8 +100,8 @@ def starved(world) -> float:
     os.nice(19)
     with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as file:
         file.write("19")  # where each session gets its share, nice counts only inside it
-    x, longest, total = torch.ones(1_000_000), 0.0, 0.0
-    while longest < 1.5 and total < 10:
+    x, longest, total = torch.ones(2_000_000), 0.0, 0.0
+    while longest < 4 and total < 20:
         start = time.monotonic()
         world.all_reduce(x, "mean")
         took = world.all_reduce(torch.tensor(time.monotonic() - start), "max").item()
@@ -118,7 +118,7 @@ def test_a_busy_machine_is_no_deadlock():
         for hog in hogs:
             hog.kill()
             hog.wait()
-    assert longest > 1.2  # all ranks sat in one call for longer than a deadlock takes to be told
+    assert longest > 3  # all ranks sat in one call for longer than a deadlock takes to be told
 
 
 def test_a_thread_that_waits_does_not_make_the_rank_wait():

@@ -64,8 +64,12 @@ def launch(
     job = Job(4 if ranks is None else ranks, timeout, backend or "gloo", check, pace is not None, seed)
     here = _environment()
     if not here.alone:
-        return [_run_here(fn, args, here, job, ranks, backend)]
-    environment.check_devices(job.ranks, job.backend, torch.cuda.device_count())
+        _check_here(here, ranks, pace)
+        comm = world_from_env(backend, timeout, seed)
+        world.seed_generators(seed)
+        return [fn(comm, *args)]
+    if job.backend == "nccl":
+        environment.check_devices(job.ranks, "nccl", torch.cuda.device_count())
     arguments.check_names(fn)
     with _launcher.turn(concurrent):
         return _run_there(fn, args, job, pace)
@@ -80,6 +84,7 @@ def world_from_env(backend: str | None = None, timeout: float = 600, seed: int =
     """
     here = _environment()
     first = not dist.is_initialized()
+    backend = backend if first or backend else dist.get_backend()
     backend, device = environment.place(here, backend, torch.cuda.device_count())
     meet = f"tcp://{here.master}" if here.master else ""
     comm = world.join(backend, meet, here.rank, here.size, timeout, seed, torch.device(device))
@@ -99,26 +104,16 @@ def _environment() -> environment.Environment:
     return environment.resolve(os.environ)
 
 
-def _run_here(
-    fn: Callable[..., Any],
-    args: Sequence[Any],
-    here: environment.Environment,
-    job: Job,
-    ranks: int | None,
-    backend: Any,
-) -> Any:
-    """Under torchrun or srun: this process is one of the ranks."""
+def _check_here(here: environment.Environment, ranks: int | None, pace: Any) -> None:
+    """Raise if this process, one of the ranks that something else started, cannot do what is asked."""
     if here.source == "launch":
         raise RuntimeError(f"launch was called on rank {here.rank} of a launch; a rank cannot start ranks")
     if ranks is not None and ranks != here.size:
         raise ValueError(
             f"ranks={ranks}, but {here.source} started {here.size} ranks: leave ranks out, or start another number"
         )
-    if job.paced:
+    if pace is not None:
         raise ValueError(f"pace works with ranks that launch starts itself, not under {here.source}")
-    comm = world_from_env(backend, job.timeout, job.seed)
-    world.seed_generators(job.seed)
-    return fn(comm, *args)
 
 
 def _run_there(fn: Callable[..., Any], args: Sequence[Any], job: Job, pace: Any) -> list[Any]:
@@ -139,25 +134,31 @@ def _run_there(fn: Callable[..., Any], args: Sequence[Any], job: Job, pace: Any)
         raise parent.Interrupted(stop.ending, report.interrupted(stop.ending, look)) from None
     if ending.verdict != "ok":
         raise LaunchError(ending.verdict, report.explain(ending, job.timeout, look))
-    return [_value(rank, fd) for rank, fd in enumerate(results)]
+    return _values(results)
 
 
 def _settings(ranks: int) -> dict[str, Any]:
     """What the ranks take from this process's environment, and what they get where it says nothing."""
     env = dict(os.environ)
-    env.setdefault("GLOO_SOCKET_IFNAME", environment.loopback())
+    if sys.platform != "win32":
+        env.setdefault("GLOO_SOCKET_IFNAME", environment.loopback())
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {"env": env, "threads": environment.threads(env, cores, ranks)}
 
 
-def _value(rank: int, fd: int) -> Any:
+def _values(fds: list[int]) -> list[Any]:
+    """What the ranks returned, from its descriptors, which are closed."""
+    values = []
     try:
-        return payload.read(fd)
+        for fd in fds:
+            values.append(payload.read(fd))
     except Exception as error:
-        what = f"what rank {rank} returned cannot be read here: {type(error).__name__}: {error}"
+        what = f"what rank {len(values)} returned cannot be read here: {type(error).__name__}: {error}"
         raise LaunchError("error", what) from error
     finally:
-        os.close(fd)
+        for fd in fds:
+            os.close(fd)
+    return values
 
 
 def _leave() -> None:

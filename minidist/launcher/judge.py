@@ -22,6 +22,13 @@ class Findings:
     failures: dict[int, Failure] = field(default_factory=dict)
     exits: dict[int, int] = field(default_factory=dict)
 
+    def hear(self, rank: int, failure: Failure | None) -> None:
+        """A rank says how its function ended: None if it returned."""
+        if failure is None:
+            self.returned.add(rank)
+        else:
+            self.failures[rank] = failure
+
     @property
     def settled(self) -> set[int]:
         """Ranks of which nothing more will come."""

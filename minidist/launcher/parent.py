@@ -1,5 +1,6 @@
 """Your process's side: one zygote, and a conversation with the supervisor of each world."""
 
+import atexit
 import contextlib
 import os
 import socket
@@ -36,6 +37,7 @@ class Zygote:
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair()
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the zygote
+        atexit.register(self.close)
         one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         path = os.pathsep.join(entry for entry in search_path() if os.pathsep not in entry)
         with theirs:
@@ -63,12 +65,15 @@ class Zygote:
 
     def last_words(self) -> str:
         """What it wrote, if anything: an error while it was starting."""
+        if self._log.closed:
+            return ""
         size = os.fstat(self._log.fileno()).st_size
         return os.pread(self._log.fileno(), 2000, max(0, size - 2000)).decode("utf-8", "replace").strip()
 
     def close(self) -> None:
         """Let the zygote go."""
         self._control.close()
+        self._log.close()
 
 
 class Launcher:
@@ -155,16 +160,16 @@ class Interrupted(KeyboardInterrupt):
 
 def converse(channel: Channel, job: Job, pieces: Sequence[bytes | memoryview]) -> tuple[Ending, list[int]]:
     """Send the job, show the ranks' output, return the ending and the descriptors of the results."""
+    results: list[int] = []
     try:
         _send(channel, job, pieces)
-        return _listen(channel, job)
-    except KeyboardInterrupt:
-        ending = _stop(channel)
-        raise Interrupted(ending) from None
-    except Lost:
-        raise
-    except BaseException:
-        _stop(channel)
+        return _listen(channel, job, results), results
+    except BaseException as error:
+        for fd in results:
+            os.close(fd)
+        ending = None if isinstance(error, Lost) else _stop(channel)
+        if isinstance(error, KeyboardInterrupt):
+            raise Interrupted(ending) from None
         raise
     finally:
         channel.close()
@@ -182,9 +187,9 @@ def _send(channel: Channel, job: Job, pieces: Sequence[bytes | memoryview]) -> N
         os.close(inputs)
 
 
-def _listen(channel: Channel, job: Job) -> tuple[Ending, list[int]]:
+def _listen(channel: Channel, job: Job, results: list[int]) -> Ending:
     channel.sock.settimeout(_START + job.timeout + _PATIENCE)
-    taken, results = False, []
+    taken = False
     while True:
         try:
             message = channel.receive()
@@ -194,7 +199,7 @@ def _listen(channel: Channel, job: Job) -> tuple[Ending, list[int]]:
         if message.kind == Kind.RESULT:
             results.append(message.fds[0])
         elif message.kind == Kind.END:
-            return Ending.decode(message.body), results
+            return Ending.decode(message.body)
         elif message.kind != Kind.TAKEN:
             show(message)
 

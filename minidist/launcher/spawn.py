@@ -56,10 +56,12 @@ class World:
         except KeyboardInterrupt:
             pass
         finally:
-            if verdict in ("timeout", "interrupted"):
-                self._ask_for_stacks()
-            views = self._views()
-            self._end()
+            try:
+                if verdict in ("timeout", "interrupted"):
+                    self._ask_for_stacks()
+                views = self._views()
+            finally:
+                self._end()
         self._show_the_rest()
         errors = {rank: output.last_errors for rank, output in enumerate(self.output)}
         stacks = {rank: _text_of(self._path(f"stack-{rank}")) for rank in range(self.job.ranks)}
@@ -130,10 +132,7 @@ class World:
         if rank in self.found.settled or not said.endswith("\n"):
             return
         failure = loads(said)
-        if failure is None:
-            self.found.returned.add(rank)
-        else:
-            self.found.failures[rank] = Failure(**failure)
+        self.found.hear(rank, failure and Failure(**failure))
 
     def _views(self) -> list[slots.Snapshot]:
         return [slots.read(self.slots, rank) for rank in range(self.job.ranks)]

@@ -37,8 +37,8 @@ def main(sock: socket.socket, parent: int) -> NoReturn:
         channel.send(Message(Kind.TAKEN))
         with tempfile.TemporaryDirectory(prefix="minidist-", ignore_cleanup_errors=True) as folder:
             World(channel, parent, job, message.fds, folder).run()
-    except EOFError:
-        pass
+    except (EOFError, ConnectionError):
+        pass  # nobody wants an answer any more
     except BaseException:
         traceback.print_exc()  # for Zygote.last_words
     finally:
@@ -147,11 +147,11 @@ class World:
         self.said[number] += data
         if not self.said[number].endswith(b"\n"):
             return
-        failure = json.loads(self.said[number])
-        if failure is None:
-            self.found.returned.add(number)
-        else:
-            self.found.failures[number] = Failure(**failure)
+        try:
+            failure = json.loads(self.said[number])
+            self.found.hear(number, failure and Failure(**failure))
+        except (ValueError, TypeError):
+            self.found.hear(number, Failure("OSError", "OSError: it wrote to a descriptor that is not its own", "", ""))
 
     def _show(self, number: int, name: str, text: bytes) -> None:
         if text:

@@ -23,6 +23,8 @@ def join(
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    if dist.is_initialized() and dist.get_backend() != backend:
+        raise ValueError(f"this process is in a {dist.get_backend()} world already; it cannot join a {backend} one")
     if not dist.is_initialized():
         limit = datetime.timedelta(seconds=timeout)
         where: dict[str, Any] = {"init_method": meet} if meet else {"store": HashStore()}

@@ -209,8 +209,8 @@ SLEEPER = """
 """
 
 
-def test_an_interrupt_ends_the_ranks_and_a_kill_all():
-    process = run_script(SLEEPER)
+def test_an_interrupt_ends_the_ranks_and_a_kill_all(tmp_path: Path):
+    process = run_script(SLEEPER, env={**os.environ, "TMPDIR": str(tmp_path)})
     assert process.stdout
     read = process.stdout.readline
     try:
@@ -224,9 +224,11 @@ def test_an_interrupt_ends_the_ranks_and_a_kill_all():
         assert "in sleeper" in lines[2]
         assert (read(), read()) == ("[0, 1]\n", "[]\n")
         assert all("ready" in read() for _ in range(2))
+        assert len(list(tmp_path.iterdir())) == 1  # where the two ranks have met
         assert len(relatives(process.pid)) == 6
         process.kill()
         assert eventually(lambda: not relatives(process.pid), seconds=3)
+        assert list(tmp_path.iterdir()) == []
     finally:
         process.kill()
         process.communicate()
@@ -243,9 +245,3 @@ def test_a_warm_launch_is_quick():
         return time.monotonic() - start
 
     assert min(seconds() for _ in range(20)) < 0.3  # 0.1 on a quiet machine
-
-
-def test_private_files_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    md.launch(lambda world: world.barrier(), ranks=2)
-    assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,6 @@ import sys
 import zlib
 from collections.abc import Sequence
 from hashlib import blake2b
-from time import sleep
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -51,55 +50,38 @@ class Board:
     buffer: writable memory of `Board.nbytes(ranks)` zeros that all ranks share. rank: whose table is written.
     """
 
-    SLOTS, SLOT_BYTES, PROBES = 2048, 1024, 4
+    SLOTS, SLOT_BYTES = 2048, 1024
     _HEAD = struct.Struct("<IHQQ")  # checksum, length, key, number
 
     def __init__(self, buffer: Any, rank: int, ranks: int) -> None:
         self._buffer, self._rank, self._ranks = buffer, rank, ranks
-        self._kept: set[int] = set()
 
     @classmethod
     def nbytes(cls, ranks: int) -> int:
         """Bytes of shared memory that a world of this size needs; pages nobody writes to cost nothing."""
         return ranks * cls.SLOTS * cls.SLOT_BYTES
 
-    def write(self, entry: Entry, keep: bool = False) -> int:
-        """Write an entry and return its slot. keep: no other entry may take this slot before `release(slot)`."""
-        slot = self._slot(entry.key, entry.number)
-        while slot in self._kept:
-            slot = (slot + 1) % self.SLOTS
-        if keep:
-            self._kept.add(slot)
+    def write(self, entry: Entry) -> None:
+        """Write an entry; it takes the place of the one SLOTS calls ago, or of another group's."""
         head = struct.pack("<QQ", entry.key, entry.number)
         body = self._body(entry)
         # The checksum, not the order of writes, tells that an entry is whole, whatever the machine's memory order.
         checksum = zlib.crc32(body, zlib.crc32(head))
-        self._put(slot, struct.pack("<IH", checksum, len(body)) + head + body)
-        return slot
-
-    def release(self, slot: int) -> None:
-        """Let other entries take this slot again."""
-        self._kept.discard(slot)
+        data = struct.pack("<IH", checksum, len(body)) + head + body
+        at = self._at(self._rank, entry.key, entry.number)
+        self._buffer[at : at + len(data)] = data
 
     def read(self, rank: int, key: int, number: int) -> Entry | None:
         """The entry of `rank` for this call: None where it is not there yet, or no longer."""
-        first = self._slot(key, number)
-        for probe in range(self.PROBES):
-            at = (rank * self.SLOTS + (first + probe) % self.SLOTS) * self.SLOT_BYTES
-            checksum, length, found, found_number = self._HEAD.unpack_from(self._buffer, at)
-            if (found, found_number) != (key, number) or not length:
-                continue
-            whole = bytes(self._buffer[at + 6 : at + self._HEAD.size + length])
-            if zlib.crc32(whole) == checksum:
-                return Entry(key, number, *marshal.loads(whole[16:]))
-        return None
+        at = self._at(rank, key, number)
+        checksum, length, found, found_number = self._HEAD.unpack_from(self._buffer, at)
+        if (found, found_number) != (key, number) or not length:
+            return None
+        whole = bytes(self._buffer[at + 6 : at + self._HEAD.size + length])
+        return Entry(key, number, *marshal.loads(whole[16:])) if zlib.crc32(whole) == checksum else None
 
-    def _slot(self, key: int, number: int) -> int:
-        return (key + number) % self.SLOTS
-
-    def _put(self, slot: int, data: bytes) -> None:
-        at = (self._rank * self.SLOTS + slot) * self.SLOT_BYTES
-        self._buffer[at : at + len(data)] = data
+    def _at(self, rank: int, key: int, number: int) -> int:
+        return (rank * self.SLOTS + (key + number) % self.SLOTS) * self.SLOT_BYTES
 
     def _body(self, entry: Entry) -> bytes:
         """The entry's bytes; what does not fit (names first, then expected lengths) is left out, and not compared."""
@@ -184,22 +166,22 @@ class Ledger:
     """The calls of one Comm, numbered, on the board.
 
     ranks: the group's world ranks. key: the same text on all members and on no other group. check: compare entries;
-    otherwise they are only written, for the times of a paced run and the lengths of ragged tensors.
+    otherwise they are only written, for the times of a paced run.
     """
 
     def __init__(self, board: Board, ranks: Sequence[int], rank: int, name: str, key: str, check: bool) -> None:
         self.board, self.ranks, self.rank, self.name, self.check = board, ranks, rank, name, check
-        self._text, self._key, self._number, self._kept = key, key_of(key), 0, -1
+        self._text, self._key, self._number = key, key_of(key), 0
         self._last_named: Entry | None = None
         self._messages: dict[tuple[int, int, int], tuple[int, int]] = {}
 
-    def collective(self, what: str, shown: str = "", *, keep: bool = False, **details: Any) -> "Posted":
+    def collective(self, what: str, shown: str = "", **details: Any) -> "Posted":
         """Write this rank's next call of the group; raises CommMismatch where another's does not belong to it."""
         entry = Entry(self._key, self._number, short(what), short(shown or what), **details)
         self._number += 1
         others = [r for r in range(len(self.ranks)) if r != self.rank]
         title = f"call {entry.number} of {self.name!r}"
-        posted = self._post(Posted(entry, others, self.board.write(entry, keep), title))
+        posted = self._post(Posted(entry, others, title))
         self._last_named = entry if entry.named else self._last_named
         return posted
 
@@ -209,25 +191,7 @@ class Ledger:
         self._messages[src, dst, tag] = key, number + 1
         entry = Entry(key, number, what, short(shown), ready)
         title = f"message {number} from rank {src} to rank {dst} of {self.name!r} with tag {tag}"
-        return self._post(Posted(entry, [dst if src == self.rank else src], self.board.write(entry), title))
-
-    def lengths(self, what: str, shown: str, send: Sequence[int]) -> list[int]:
-        """The length each rank has for this one. send: what this rank has for each. Waits until all have called."""
-        posted = self.collective(f"lengths for {what}", shown, keep=True, send=tuple(send))
-        entries: list[Entry | None] = [None] * len(self.ranks)
-        pause = 2e-5
-        while missing := [r for r, entry in enumerate(entries) if entry is None]:
-            for r in missing:
-                entries[r] = entry = self.board.read(self.ranks[r], *posted.call)
-                if entry is not None:
-                    self._compare(posted, r, entry)
-            if None in entries:
-                sleep(pause)
-                pause = min(pause * 1.1, 1e-3)
-        # All have written this one, so all have read the one before: its slot is free again.
-        self.board.release(self._kept)
-        self._kept = posted.slot
-        return [entry.send[self.rank] for entry in entries if entry is not None]
+        return self._post(Posted(entry, [dst if src == self.rank else src], title))
 
     def ready(self, posted: "Posted") -> float:
         """When the last of those who take part was ready."""
@@ -235,6 +199,7 @@ class Ledger:
         return max([posted.entry.ready, *(entry.ready for entry in found if entry is not None)])
 
     def _post(self, posted: "Posted") -> "Posted":
+        self.board.write(posted.entry)
         for r in posted.others:
             theirs = self.board.read(self.ranks[r], *posted.call)
             if theirs is not None:
@@ -275,11 +240,10 @@ class Ledger:
 
 
 class Posted(NamedTuple):
-    """An entry on the board, the ranks whose entries belong to it, its slot, and what an error calls it."""
+    """An entry on the board, the ranks whose entries belong to it, and what an error calls it."""
 
     entry: Entry
     others: list[int]
-    slot: int
     title: str
 
     @property

@@ -129,20 +129,25 @@ class Comm:
     def all_gather(self, x: Tensor, sizes: Sequence[int] | None = None, *, async_op: bool = False) -> Any:
         """Everyone's x, concatenated along dim 0 in the order of the ranks: [n_r, ...] -> [sum of n_r, ...].
 
-        sizes: n_r of every rank, if known. Otherwise the call first waits, also with async_op, until every rank has
-        called and said its length.
+        sizes: n_r of every rank, if known. If not, the lengths travel first, with small tensors beside them; the call
+        then waits, also with async_op, until every rank has called.
         """
         wire.check("all_gather", x, self.device)
         x = x.reshape(1) if x.dim() == 0 else x
-        sizes = self._told("all_gather", x, [len(x)] * self.size) if sizes is None else list(sizes)
-        if len(sizes) != self.size or sizes[self.rank] != len(x):
-            raise ValueError(
-                f"all_gather: sizes {sizes} must be {self.size} lengths, that of rank {self.rank} {len(x)}"
-            )
-        opened = self._open("all_gather", x, f"(sizes={sizes})", ragged=True, names=True)
-        out = x.new_empty(sum(sizes), *x.shape[1:])
-        started = self._transport.all_gather(wire.pack(out), wire.pack(x), sizes)
-        return self._close(opened, out.nbytes, started, lambda: out, async_op)
+        if sizes is not None and (len(sizes) != self.size or sizes[self.rank] != len(x)):
+            mine = f"that of rank {self.rank} {len(x)}"
+            raise ValueError(f"all_gather: sizes {list(sizes)} must be {self.size} lengths, {mine}")
+        asked = "" if sizes is None else f"(sizes={list(sizes)})"
+        opened, data, out = self._open("all_gather", x, asked, ragged=True, names=True), wire.pack(x), None
+        if sizes is None:
+            with self.watch.waiting("all_gather"):
+                sizes, out = self._transport.introduce(data)
+        started = Started()
+        if out is None:
+            out = data.new_empty(sum(sizes), *x.shape[1:])
+            started = self._transport.all_gather(out, data, sizes)
+        whole = out.view(x.dtype)
+        return self._close(opened, whole.nbytes, started, lambda: whole, async_op)
 
     def reduce_scatter(self, x: Tensor, op: str = "sum", *, async_op: bool = False) -> Any:
         """This rank's `md.partition` slice, along dim 0, of the reduction of x over all ranks; x stays as it is.
@@ -169,30 +174,33 @@ class Comm:
     ) -> Any:
         """Send a piece of x to every rank; return the pieces received. Both along dim 0, in the order of the ranks.
 
-        send_sizes: length of the piece for each rank. recv_sizes: of the piece from each rank; if send_sizes are given
-        and these are not, the call first waits until every rank has called and said its lengths. With neither x has the
-        same shape on all ranks and is cut by `md.partition`.
+        send_sizes: length of the piece for each rank. recv_sizes: of the piece from each rank; if only send_sizes are
+        given the lengths travel first, and the call waits, also with async_op, until every rank has called. With
+        neither x has the same shape on all ranks and is cut by `md.partition`.
         """
         wire.check("all_to_all", x, self.device)
         x = x.reshape(1) if x.dim() == 0 else x
         even = send_sizes is None and recv_sizes is None
         send = lengths(len(x), self.size) if send_sizes is None else list(send_sizes)
-        recv = None if recv_sizes is None else list(recv_sizes)
+        recv = [send[self.rank]] * self.size if even else None if recv_sizes is None else list(recv_sizes)
         wire.check_sizes(send, recv, len(x), self.rank, self.size)
-        if recv is None:
-            recv = [send[self.rank]] * self.size if even else self._told("all_to_all", x, send)
         if even:
             opened = self._open("all_to_all", x)
         else:
-            opened = self._open("all_to_all", x, "(sizes)", ragged=True, send=tuple(send), recv=tuple(recv))
+            given = "(send_sizes)" if recv is None else "(send_sizes, recv_sizes)"
+            opened = self._open("all_to_all", x, given, ragged=True, send=tuple(send), recv=tuple(recv or ()))
+        if recv is None:
+            with self.watch.waiting("all_to_all"):
+                recv = self._transport.swap(send, self.device)
         out = x.new_empty(sum(recv), *x.shape[1:])
         started = self._transport.all_to_all(wire.pack(out), wire.pack(x), recv, send)
         sent = (len(x) - send[self.rank]) * (x.nbytes // max(len(x), 1))
         return self._close(opened, x.nbytes, started, lambda: out, async_op, sent)
 
     def lengths(self, length: int) -> list[int]:
-        """Every rank's `length`, in the order of the ranks. Not recorded: on one host nothing is sent for it."""
-        return self._told("lengths", torch.empty(length, 0), [length] * self.size)
+        """Every rank's `length`, in the order of the ranks. Not recorded."""
+        with self.watch.waiting("lengths"):
+            return self._transport.introduce(torch.empty(length, 0, device=self.device))[0]
 
     def barrier(self) -> None:
         """Return once every rank has called."""
@@ -366,20 +374,6 @@ class Comm:
 
     def _divided(self, data: Tensor, op: str) -> Tensor:
         return data.div_(self.size) if op == "mean" else data
-
-    def _told(self, op: str, x: Tensor, send: list[int]) -> list[int]:
-        """The length each rank has for this one, when every rank knows what it has for each."""
-        if self.size == 1:
-            return send
-        with self.watch.waiting(op):
-            if self._ledger is not None:
-                texts = checked.describe(op, x, True, checked.caller()[1]) if self.check else (op, op)
-                return self._ledger.lengths(*texts, send)
-            mine = torch.tensor(send, device=self.device)
-            theirs, ones = torch.empty_like(mine), [1] * self.size
-            for work in self._transport.all_to_all(theirs, mine, ones, ones).works:
-                work.wait()
-        return theirs.tolist()
 
 
 def _ended(call: Call) -> None:

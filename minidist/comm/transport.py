@@ -3,6 +3,7 @@
 Every method starts a communication and returns `Started`: the works to wait for, and what is left to do locally then.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -61,6 +62,12 @@ class Alone:
     def broadcast(self, data: Tensor, src: int) -> Started:
         return Started()
 
+    def introduce(self, data: Tensor) -> tuple[list[int], Tensor | None]:
+        return [len(data)], None
+
+    def swap(self, counts: list[int], device: torch.device) -> list[int]:
+        return counts
+
     def all_gather(self, out: Tensor, data: Tensor, sizes: Sequence[int]) -> Started:
         out.copy_(data)
         return Started()
@@ -102,6 +109,19 @@ class Torch:
     def broadcast(self, data: Tensor, src: int) -> Started:
         return Started([dist.broadcast(data, group=self.group, async_op=True, group_src=src)])
 
+    def introduce(self, data: Tensor) -> tuple[list[int], Tensor | None]:
+        """Every rank's len(data); and all data in one tensor, where they came along. Waits for all ranks."""
+        sizes = torch.empty(self.size, dtype=torch.int64, device=data.device)
+        _all_gather_single(sizes, sizes.new_tensor([len(data)]), group=self.group)
+        return sizes.tolist(), None
+
+    def swap(self, counts: list[int], device: torch.device) -> list[int]:
+        """counts[r] is for rank r: what the others have for this rank. Waits for all ranks."""
+        mine = torch.tensor(counts, device=device)
+        theirs = torch.empty_like(mine)
+        dist.all_to_all_single(theirs, mine, group=self.group)
+        return theirs.tolist()
+
     def all_gather(self, out: Tensor, data: Tensor, sizes: Sequence[int]) -> Started:
         if min(sizes) == max(sizes):
             return Started([_all_gather_single(out, data, group=self.group, async_op=True)])
@@ -141,6 +161,11 @@ class Gloo(Torch):
 
     SMALL_NBYTES = 32 * 1024  # an all-reduce up to this is latency, not bandwidth
     COPY_NBYTES = 256 * 1024  # an all-gather up to this is best packed into one all-to-all
+    LEAST_ROOM = 1024
+
+    def __init__(self, group: Any, rank: int, size: int) -> None:
+        super().__init__(group, rank, size)
+        self._room = self.LEAST_ROOM  # the same on all ranks
 
     def all_reduce(self, data: Tensor, op: str) -> Started:
         if self.size == 2 or data.nbytes > self.SMALL_NBYTES:
@@ -154,7 +179,30 @@ class Gloo(Torch):
         # Gloo leaves partial sums in the others' tensors.
         return super().reduce(data if self.rank == dst else data.clone(), dst, op)
 
+    def introduce(self, data: Tensor) -> tuple[list[int], Tensor | None]:
+        """As of Torch. Every rank sends its length and as many bytes as the longest tensor had the last time, so that
+        tensors of an unchanging small size, or of a shrinking one, need no second exchange."""
+        raw, room = data.as_strided((data.numel(),), (1,)).view(torch.uint8), self._room
+        block = torch.empty(8 + room, dtype=torch.uint8)
+        block.view(torch.int64)[0] = len(data)
+        block[8 : 8 + len(raw)] = raw[:room]
+        blocks = block.new_empty(self.size, 8 + room)
+        for work in self.all_gather(blocks.view(-1), block, [len(block)] * self.size).works:
+            work.wait()
+        sizes = blocks.view(torch.int64)[:, 0].tolist()
+        row_nbytes = math.prod(data.shape[1:]) * data.itemsize
+        longest = max(sizes) * row_nbytes
+        small = longest * self.size <= self.COPY_NBYTES
+        self._room = max(-(-longest // 8) * 8, self.LEAST_ROOM) if small else self.LEAST_ROOM
+        if longest > room:
+            return sizes, None
+        pieces = [blocks[r, 8 : 8 + n * row_nbytes] for r, n in enumerate(sizes)]
+        whole = blocks[:, 8 : 8 + longest].reshape(-1) if min(sizes) == max(sizes) else torch.cat(pieces)
+        return sizes, whole.view(data.dtype).view(sum(sizes), *data.shape[1:])
+
     def all_gather(self, out: Tensor, data: Tensor, sizes: Sequence[int]) -> Started:
+        if self.size == 2 and sizes[0] == sizes[1] and out.nbytes <= self.COPY_NBYTES:
+            return super().all_gather(out, data, sizes)
         if out.nbytes <= self.COPY_NBYTES:
             copies = data.repeat(self.size, *[1] * (data.dim() - 1))
             return self.all_to_all(out, copies, sizes, [len(data)] * self.size)

@@ -32,8 +32,11 @@ class Messenger(Protocol):
 
 
 def exchange(comm: Messenger, outgoing: Tensor, dst: int, incoming: Tensor, src: int) -> Tensor:
-    """Send to one rank while receiving from another. Both are under way before either is waited for: if all ranks sent
-    first and received then, each would wait for its neighbour for ever."""
+    """Send to one rank while receiving from another, into `incoming`.
+
+    Both are under way before either is waited for: if all ranks sent first and received then, each would wait for its
+    neighbour for ever.
+    """
     receiving = comm.irecv(incoming, src)
     sending = comm.isend(outgoing, dst)
     receiving.wait()
@@ -83,8 +86,8 @@ def ring_reduce_scatter(x: Tensor, comm: Messenger) -> Tensor:
     n - 1 messages; every piece but its own, at most (n-1) ceil(N/n) elements [P].
     """
     wire.check("ring_reduce_scatter", x, comm.device)
-    partial = x.detach().clone(memory_format=torch.contiguous_format)
-    pieces = [partial[part] for part in partition(len(x), comm.size)]
+    partial = wire.rows(x.detach()).clone(memory_format=torch.contiguous_format)
+    pieces = [partial[part] for part in partition(len(partial), comm.size)]
     reduce_around(pieces, comm)
     return pieces[comm.rank].clone()
 
@@ -95,6 +98,7 @@ def ring_all_gather(x: Tensor, comm: Messenger, sizes: Sequence[int] | None = No
     n - 1 messages; every piece but its right neighbour's, at most (n-1) ceil(N/n) elements for N in all [P].
     """
     wire.check("ring_all_gather", x, comm.device)
+    x = wire.rows(x)
     sizes = comm.lengths(len(x)) if sizes is None else sizes
     whole = x.new_empty(sum(sizes), *x.shape[1:])
     pieces = whole.split(list(sizes))
@@ -184,9 +188,10 @@ def halving_doubling_all_reduce(x: Tensor, comm: Messenger) -> Tensor:
         sends to 1    piece 0                       pieces 0 1 of all
         sends to 2    pieces 0 1                    x
 
-    2 log2 n messages, 2(n-1)/n N elements for n a power of two that divides N, otherwise at most 2(n-1) ceil(N/n) [T].
-    Otherwise the ranks from m, the largest power of two, hand their tensor to the rank m below before and get
-    the result from it after: m takes the place of n, and those partners send one more message of N elements.
+    For n a power of two: 2 log2 n messages, at most 2(n-1) ceil(N/n) elements: 2(n-1)/n N where n divides N [T].
+    For other n let m be the largest power of two below it. A rank from m on first hands its tensor to the rank m places
+    before it, and in the end gets the sum from there; the first m ranks do the rest. m takes the place of n, and such a
+    partner sends one more message of N elements.
     """
     wire.check("halving_doubling_all_reduce", x, comm.device, written=True)
     flat, core = _flat(x), 1 << (comm.size.bit_length() - 1)
@@ -230,7 +235,7 @@ def bruck_all_gather(x: Tensor, comm: Messenger, sizes: Sequence[int] | None = N
     ceil(log2 n) messages for any n; n - 1 pieces, for equal pieces (n-1)/n N elements [T].
     """
     wire.check("bruck_all_gather", x, comm.device)
-    rank, n = comm.rank, comm.size
+    x, rank, n = wire.rows(x), comm.rank, comm.size
     sizes = comm.lengths(len(x)) if sizes is None else sizes
     turned = [sizes[(rank + i) % n] for i in range(n)]  # pieces in the order in which I get them, my own first
     starts = [sum(turned[:i]) for i in range(n + 1)]
@@ -301,7 +306,7 @@ def pairwise_all_to_all(
     where the pieces are equal [T].
     """
     wire.check("pairwise_all_to_all", x, comm.device)
-    rank, n = comm.rank, comm.size
+    x, rank, n = wire.rows(x), comm.rank, comm.size
     if (send_sizes is None) != (recv_sizes is None):
         raise ValueError("pairwise_all_to_all: give both send_sizes and recv_sizes, or neither")
     send = lengths(len(x), n) if send_sizes is None else list(send_sizes)

@@ -84,12 +84,14 @@ class Board:
         return (rank * self.SLOTS + (key + number) % self.SLOTS) * self.SLOT_BYTES
 
     def _body(self, entry: Entry) -> bytes:
-        """The entry's bytes; what does not fit (names first, then expected lengths) is left out, and not compared."""
-        for less in ({}, {"named": (), "others": ()}, {"named": (), "others": (), "recv": (), "site": ""}):
-            body = marshal.dumps(tuple(entry._replace(**less)[2:]))
-            if len(body) <= self.SLOT_BYTES - self._HEAD.size:
-                return body
-        raise ValueError(f"an entry of {len(body)} bytes does not fit on the board")
+        """The entry's bytes. What does not fit is left out, names first, then lengths, and so not compared."""
+        room = self.SLOT_BYTES - self._HEAD.size
+        body = marshal.dumps(tuple(entry[2:]))
+        if len(body) > room:
+            body = marshal.dumps(tuple(entry._replace(named=(), others=(), site="")[2:]))
+        if len(body) > room:
+            body = marshal.dumps((entry.what, entry.shown[:40], entry.ready, (), (), (), (), ""))
+        return body
 
 
 def key_of(text: str) -> int:
@@ -209,8 +211,7 @@ class Ledger:
     def _compare(self, posted: "Posted", r: int, theirs: Entry) -> None:
         if not self.check:
             return
-        why = conflict(posted.entry, theirs, self.rank, r) or self._turned(posted.entry, r, theirs)
-        if why:
+        if why := conflict(posted.entry, theirs, self.rank, r) or self._turned(posted.entry, r, theirs):
             raise CommMismatch(self._explain(posted, why))
 
     def _turned(self, mine: Entry, r: int, theirs: Entry) -> str:
@@ -222,9 +223,8 @@ class Ledger:
         before = crossed(last, their_last)
         if before is None or (before[1] != names[0] and before[0] != names[1]):
             return ""
-        return (
-            f"rank {self.rank} passes {names[0]} where rank {r} passes {names[1]}; before {before[0]} met {before[1]}"
-        )
+        meeting = f"rank {self.rank} passes {names[0]} where rank {r} passes {names[1]}"
+        return f"{meeting}; before, {before[0]} met {before[1]}"
 
     def _explain(self, posted: "Posted", why: str) -> str:
         rows = []

@@ -133,7 +133,7 @@ class Comm:
         then waits, also with async_op, until every rank has called.
         """
         wire.check("all_gather", x, self.device)
-        x = x.reshape(1) if x.dim() == 0 else x
+        x = wire.rows(x)
         if sizes is not None and (len(sizes) != self.size or sizes[self.rank] != len(x)):
             mine = f"that of rank {self.rank} {len(x)}"
             raise ValueError(f"all_gather: sizes {list(sizes)} must be {self.size} lengths, {mine}")
@@ -156,7 +156,7 @@ class Comm:
         """
         wire.check("reduce_scatter", x, self.device)
         wire.check_reduction("reduce_scatter", op, x)
-        x = x.reshape(1) if x.dim() == 0 else x
+        x = wire.rows(x)
         opened = self._open("reduce_scatter", x, f"(op={op!r})", names=True)
         parts = lengths(len(x), self.size)
         out = x.new_empty(parts[self.rank], *x.shape[1:])
@@ -179,7 +179,7 @@ class Comm:
         neither x has the same shape on all ranks and is cut by `md.partition`.
         """
         wire.check("all_to_all", x, self.device)
-        x = x.reshape(1) if x.dim() == 0 else x
+        x = wire.rows(x)
         even = send_sizes is None and recv_sizes is None
         send = lengths(len(x), self.size) if send_sizes is None else list(send_sizes)
         recv = [send[self.rank]] * self.size if even else None if recv_sizes is None else list(recv_sizes)
@@ -198,7 +198,9 @@ class Comm:
         return self._close(opened, x.nbytes, started, lambda: out, async_op, sent)
 
     def lengths(self, length: int) -> list[int]:
-        """Every rank's `length`, in the order of the ranks. Not recorded."""
+        """Every rank's `length`, in the order of the ranks. Neither recorded nor paced."""
+        if self._ledger is not None and self.check:
+            self._ledger.collective("lengths", f"lengths at {checked.caller()[1]}")
         with self.watch.waiting("lengths"):
             return self._transport.introduce(torch.empty(length, 0, device=self.device))[0]
 
@@ -275,7 +277,7 @@ class Comm:
 
     def _check_numbering(self) -> None:
         """Where only part of the world makes groups, torch needs its members to have made as many so far."""
-        if self.size < dist.get_world_size() and len(set(self.all_gather(groups_made()).tolist())) > 1:
+        if self.size < dist.get_world_size() and len(set(self.lengths(groups_made()))) > 1:
             raise RuntimeError(f"ranks of {self.name!r} are in different numbers of groups: divide the world instead")
 
     def _child(self, group: Any, ranks: tuple[int, ...], rank: int, name: str, key: str) -> "Comm":
@@ -293,7 +295,7 @@ class Comm:
         yield
         if self.pace is not None:
             pace.sleep_until(start + self.pace.compute_seconds(flops, seconds))
-        self.recorder.spans.append(Span(self.ranks[self.rank], action, start, monotonic()))
+        self.recorder.add_span(Span(self.ranks[self.rank], action, start, monotonic()))
 
     # ---- inside: a call is opened (checked, written on the board), issued, and closed (recorded, awaited) ------------
 
@@ -353,7 +355,7 @@ class Comm:
         if sent is None:
             sent = cost.bytes_sent(opened.op, nbytes, self.size)
         call = Call(opened.op, nbytes, sent, self.ranks, opened.start, None, self.ranks[self.rank])
-        self.recorder.calls.append(call)
+        self.recorder.add(call)
         if async_op and opened.op not in pace.MESSAGES and self.device.type == "cpu":
             started.at_end(lambda: _ended(call))
 

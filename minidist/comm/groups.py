@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
@@ -45,6 +44,6 @@ def torch_groups(division: Sequence[tuple[int, ...]], rank: int, size: int) -> l
     return made
 
 
-def groups_made() -> torch.Tensor:
+def groups_made() -> int:
     """How many groups this rank is in: where only the members make a group, torch names it by this number."""
-    return torch.tensor([len(distributed_c10d._world.pg_names)])
+    return len(distributed_c10d._world.pg_names)

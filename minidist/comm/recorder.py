@@ -28,21 +28,39 @@ class Call:
 class Recorder:
     """The calls of one rank in the order it made them, and the computations it named with `Comm.compute`.
 
-    paced: whether the times are those of a modelled cluster, see `minidist.comm.pace`.
+    paced: whether the times are those of a modelled cluster, see `minidist.comm.pace`. limit: of more calls or more
+    computations than this the older half is forgotten, so that a long run does not fill the memory.
     """
 
     calls: list[Call] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     paced: bool = False
+    limit: int = 100_000
+    _forgotten_bytes: int = 0
+
+    def add(self, call: Call) -> None:
+        """Record a call."""
+        self.calls.append(call)
+        if len(self.calls) > self.limit:
+            old = len(self.calls) // 2
+            self._forgotten_bytes += sum(call.sent for call in self.calls[:old])
+            del self.calls[:old]
+
+    def add_span(self, span: Span) -> None:
+        """Record a computation."""
+        self.spans.append(span)
+        if len(self.spans) > self.limit:
+            del self.spans[: len(self.spans) // 2]
 
     def bytes_sent(self) -> int:
         """Bytes this rank sent since the last `clear`."""
-        return sum(call.sent for call in self.calls)
+        return self._forgotten_bytes + sum(call.sent for call in self.calls)
 
     def clear(self) -> None:
         """Forget everything recorded so far."""
         self.calls.clear()
         self.spans.clear()
+        self._forgotten_bytes = 0
 
     def timeline(self) -> Timeline:
         """Computations and finished communications as spans on the lanes "compute" and "comm"."""

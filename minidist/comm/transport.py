@@ -180,8 +180,11 @@ class Gloo(Torch):
         return super().reduce(data if self.rank == dst else data.clone(), dst, op)
 
     def introduce(self, data: Tensor) -> tuple[list[int], Tensor | None]:
-        """As of Torch. Every rank sends its length and as many bytes as the longest tensor had the last time, so that
-        tensors of an unchanging small size, or of a shrinking one, need no second exchange."""
+        """As Torch's, but every rank sends its length together with the tensor, as far as there is room.
+
+        There is room for what was longest the last time, which all ranks know, so that small tensors whose size does
+        not change need a single exchange.
+        """
         raw, room = data.as_strided((data.numel(),), (1,)).view(torch.uint8), self._room
         block = torch.empty(8 + room, dtype=torch.uint8)
         block.view(torch.int64)[0] = len(data)

@@ -44,7 +44,7 @@ def check(op: str, x: Tensor, device: torch.device, *, written: bool = False) ->
     if x.dtype not in DTYPES:
         known = ", ".join(name(dtype) for dtype in DTYPES)
         raise TypeError(f"{op} does not carry {name(x.dtype)}: convert x to one of {known}")
-    if x.device.type != device.type:
+    if x.device.type != device.type or (device.index is not None and x.device.index != device.index):
         raise ValueError(f"{op}: x is on {x.device} and this Comm works on {device}: use x.to(comm.device)")
     if not written:
         return
@@ -102,6 +102,11 @@ def packed_reduction(reduction: str, dtype: torch.dtype) -> str:
     if dtype is torch.bool:
         return {"sum": "max", "product": "min"}.get(reduction, reduction)
     return "sum" if reduction == "mean" else reduction
+
+
+def rows(x: Tensor) -> Tensor:
+    """x where it has a dim 0, else its one element as a row."""
+    return x.reshape(1) if x.dim() == 0 else x
 
 
 def pack(x: Tensor) -> Tensor:

@@ -83,6 +83,14 @@ def check_shapes(world):
             wrong.append(name)
     if not torch.equal(A.ring_reduce_scatter(base.t(), world), total.t()[md.partition(6, size)[rank]]):
         wrong.append("ring_reduce_scatter")
+    scalar = torch.tensor(float(rank))
+    for name in ("ring_all_gather", "bruck_all_gather"):
+        if getattr(A, name)(scalar, world).tolist() != list(range(size)):
+            wrong.append(f"{name} of scalars")
+    if A.ring_reduce_scatter(scalar, world).tolist() != ([sum(range(size))] if rank == 0 else []):
+        wrong.append("ring_reduce_scatter of scalars")
+    if A.ring_all_reduce(scalar.clone(), world).item() != sum(range(size)):
+        wrong.append("ring_all_reduce of scalars")
     send = [[(r + s) % 3 for s in range(size)] for r in range(size)]
     rows = [torch.arange(2 * sum(send[r])).reshape(-1, 2) + 100 * r for r in range(size)]
     recv = [send[r][rank] for r in range(size)]

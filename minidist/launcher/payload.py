@@ -4,6 +4,7 @@ A payload lives in an anonymous file (memfd). Large tensors and arrays are not c
 (copy-on-write) mapping of that file, so four ranks share one copy of a large argument until they write to it.
 """
 
+import functools
 import io
 import mmap
 import os
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.abc import SourceLoader
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 from zipimport import zipimporter
 
@@ -72,6 +73,18 @@ def read(fd: int) -> Any:
         buffers.append(memory[at : at + length])
         at += length
     return pickle.loads(memory[start : start + pickled], buffers=buffers)
+
+
+def adopt_main(fn: Any) -> None:
+    """Give this process's ``__main__`` the names that ``fn``, which came by value, knows from another one's.
+
+    What is pickled by name (a model that is saved, an object that is gathered from other ranks) is then found there.
+    """
+    while isinstance(fn, functools.partial | MethodType):
+        fn = fn.func if isinstance(fn, functools.partial) else fn.__func__
+    if isinstance(fn, FunctionType) and fn.__module__ == "__main__":
+        names = {name: value for name, value in fn.__globals__.items() if not name.startswith("__")}
+        vars(sys.modules["__main__"]).update({**names, fn.__name__: fn})
 
 
 class _Pickler(cloudpickle.Pickler):

@@ -66,6 +66,7 @@ def _play(seat: Seat, slot: Slot) -> Failure | None:
     """Join the world and run the function: None if it returned, else what went wrong."""
     try:
         fn, args, pace = payload.read(seat.inputs)
+        payload.adopt_main(fn)
         world = _join(seat, slot, pace)
         instrument.watch_torch(slot)
         slot.set(State.RUNNING)

@@ -8,7 +8,6 @@ import resource
 import selectors
 import signal
 import socket
-import tempfile
 import time
 import traceback
 from typing import NoReturn
@@ -35,8 +34,7 @@ def main(sock: socket.socket, parent: int) -> NoReturn:
         message = channel.receive()
         job = Job.decode(message.body)
         channel.send(Message(Kind.TAKEN))
-        with tempfile.TemporaryDirectory(prefix="minidist-", ignore_cleanup_errors=True) as folder:
-            World(channel, parent, job, message.fds, folder).run()
+        World(channel, parent, job, message.fds).run()
     except (EOFError, ConnectionError):
         pass  # nobody wants an answer any more
     except BaseException:
@@ -49,9 +47,9 @@ def main(sock: socket.socket, parent: int) -> NoReturn:
 class World:
     """The ranks of one world while it lasts."""
 
-    def __init__(self, channel: Channel, parent: int, job: Job, inputs: tuple[int, ...], folder: str):
+    def __init__(self, channel: Channel, parent: int, job: Job, inputs: tuple[int, ...]):
         self.channel, self.job, self.inputs = channel, job, inputs
-        self.store = os.path.join(folder, "store")
+        self.store = f"/proc/self/fd/{os.memfd_create('store')}"  # where the ranks meet: a file in no folder
         self.slots = mmap.mmap(-1, slots.nbytes(job.ranks))
         self.board = mmap.mmap(-1, Board.nbytes(job.ranks))
         self.selector = selectors.DefaultSelector()

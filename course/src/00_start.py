@@ -118,12 +118,11 @@ readiness.check(
 # %% [markdown]
 # ## Sitting 2: Ranks (25 minutes)
 #
-# Before anything runs, commit to a number.
+# Before the next run, commit to a number.
 
 # %% [markdown] tags=["predict-wait"]
 # **Predict.** Four ranks work for different times: the cell below lists them. Then each calls `world.all_reduce` on a
-# single number, which is quick once all are there. How many seconds does **rank 0** spend inside its
-# `all_reduce`?
+# single number, which is quick once all are there. How many seconds does **rank 0** spend inside its `all_reduce`?
 
 # %% tags=["work-times"]
 work_s = [0.1, 0.2, 0.5, 0.3]  # seconds of work of rank 0, 1, 2, 3
@@ -243,7 +242,7 @@ viz.arrival_explorer()
 # %% [markdown]
 # ### A first deadlock
 #
-# If one rank does not call the collective at all, the others wait for ever: a **deadlock**. On a cluster nothing is
+# If one rank does not call the collective at all, the others wait forever: a **deadlock**. On a cluster nothing is
 # printed; the job just stands there until a timeout of many minutes. Here the launcher watches the ranks, and a world
 # that stands still gets a report.
 #
@@ -266,11 +265,11 @@ except md.LaunchError as error:
 
 # %% [markdown]
 # Read it from top to bottom: the verdict, then a row for each rank with what it waits for and the line of your code it
-# stands in. The one that differs is the odd rank out. The cure is never a longer timeout: it is to have every rank
-# make the same calls in the same order, for instance by letting all of them agree first whether to skip.
+# stands in. The one that differs is the odd rank out. The cure is never a longer timeout: it is to have every rank make
+# the same calls in the same order, for instance by letting all of them agree first whether to skip.
 #
-# Messages between two ranks can stand still too. Here both ranks send first and receive second. A `send` may wait
-# until the other side receives, and neither gets there.
+# Messages between two ranks can stand still too. Here both ranks send first and receive second. A `send` may wait until
+# the other side receives, and neither gets there.
 
 
 # %% tags=["deadlock-messages"]
@@ -345,16 +344,17 @@ with tempfile.TemporaryDirectory() as folder:
 # If a rank is missing at the rendezvous, the others wait there: too few started, or two told the same number. The same
 # `f(world)` runs on a cluster: under `torchrun` or `srun`, `md.launch` reads rank, world size and rendezvous from the
 # environment instead of starting processes.
-#
+
+# %% [markdown]
 # ## Sitting 3: One model on four ranks (20 minutes)
 #
 # A small GPT learns real text, the source code of Python's standard library, byte by byte. First as you would write it
 # for one process:
 
 # %% tags=["train-alone"]
-CONFIG = md.GPTConfig(layers=2, dim=64, heads=4, seq=64)
+CONFIG = md.GPTConfig(layers=2, dim=64, heads=4, seq=32)
 STEPS, LEARNING_RATE = 20, 0.1
-text = md.stdlib_tokens(seed=0, seq=64, batch=16)
+text = md.stdlib_tokens(seed=0, seq=32, batch=16)
 
 
 def train_alone():
@@ -376,7 +376,7 @@ print(f"{sum(w.numel() for w in md.GPT(CONFIG).parameters()):,} parameters")
 print(f"loss {losses_alone[0]:.3f} at the first step, {losses_alone[-1]:.3f} at the last")
 
 # %% [markdown]
-# Then on four ranks. Three lines differ: each rank takes its part of the same batch, the model is wrapped so that
+# Then on four ranks. Three things differ: each rank takes its part of the same batch, the model is wrapped so that
 # gradients are averaged, and the loss counts the tokens of all ranks. Lesson 03 opens the wrapper.
 
 
@@ -435,34 +435,34 @@ viz.curves(
 # next cell see, and why? (cell `ready-processes`)
 
 # %% [markdown] tags=["question-who-waits"]
-# Seven of eight ranks reach an all-reduce after one second, the eighth after three. How long is each of them inside
-# the call? (cell `measure-wait`)
+# Seven of eight ranks reach an all-reduce after one second, the eighth after three. How long is each of them inside the
+# call? (cell `measure-wait`)
 
 # %% [markdown] tags=["question-group-call"]
-# Ranks 0 and 1 form one group, ranks 2 and 3 another. Rank 3 raises before its group's all-reduce. Do ranks 0 and 1
-# get the result of theirs? (cell `groups`)
+# Ranks 0 and 1 form one group, ranks 2 and 3 another. Rank 3 comes to its group's all-reduce a second late. When do
+# ranks 0 and 1 get the result of theirs? (cell `groups`)
 
 # %% [markdown] tags=["question-odd-rank"]
 # In the first deadlock report, which rank is the odd one out, and what did it do? What would the report say if rank 2
 # had called `broadcast` instead? (cell `deadlock`)
 
 # %% [markdown] tags=["question-send-first"]
-# Both ranks call `send` before `recv`. With four numbers it may go well on one library and stand still on another.
-# What is the only order that is right on all of them? (cell `deadlock-messages`)
+# Both ranks call `send` before `recv`. With four numbers it may go well on one library and stand still on another. What
+# is the only order that is right on all of them? (cell `deadlock-messages`)
 
 # %% [markdown] tags=["question-rendezvous"]
-# Eight ranks are started, but each was told that the world has nine. Where do they stand, and has any of your code
-# run? (cell `rendezvous`)
+# Eight ranks are started, but each was told that the world has nine. Where do they stand, and has any of your code run?
+# (cell `rendezvous`)
 
 # %% [markdown]
 # ## Why not?
 #
 # - Processes cost memory: each rank has its own copy of the interpreter and of everything it imports. Threads would
-#   share it, but Python runs one of them at a time, and a thread on another machine does not exist.
+#   share it, but they take turns in Python, and none of them runs on another machine.
 # - Four ranks on two cores are not faster than one process; they queue for the cores. This course uses ranks on your
 #   machine to see *what* is sent and *whether* the result is right, and says so where a time depends on the machine.
-# - Every collective is a place where the slowest rank holds up all others. More ranks, more of them: what fraction of
-#   the time they wait is a question for the rest of the course.
+# - Every collective is a place where the slowest rank holds up all others. What share of the time ranks wait is a
+#   question for the rest of the course.
 
 # %% [markdown]
 # ## Where to go next

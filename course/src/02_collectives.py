@@ -34,8 +34,8 @@ parameters = sum(p.numel() for p in md.GPT(CONFIG).parameters())
 print(f"{parameters:,} parameters, their gradients {4 * parameters:,} bytes in float32")
 
 # %% [markdown] tags=["predict-bytes"]
-# **Predict.** Four ranks each computed a gradient of the model above from a quarter of the batch. A ring averages
-# them, in float32. How many bytes will **one** rank send?
+# **Predict.** Four ranks each computed a gradient of the model above from a quarter of the batch. A ring averages them,
+# in float32. How many bytes will **one** rank send?
 
 # %% tags=["prediction-bytes"]
 prediction_bytes = None  # your number, in bytes
@@ -49,8 +49,8 @@ prediction_bytes = None  # your number, in bytes
 # ### The idea
 #
 # Each rank's tensor has four slices, A to D. A colour and a digit say whose numbers a slice holds; `sum` means the sum
-# over all ranks. The picture is read off from what four real ranks held: every slice carries a power of two of its
-# own, so that a sum tells what went into it.
+# over all ranks. The picture is read off from what four real ranks held: every slice carries a power of two of its own,
+# so that a sum tells what went into it.
 
 
 # %% tags=["who-holds-what"]
@@ -84,17 +84,18 @@ viz.holdings(
 #
 # - A **reduce-scatter** and then an **all-gather** is an **all-reduce**: the first leaves every rank with one finished
 #   slice, the second hands the finished slices round.
-# - An **all-gather** is *n* broadcasts at once, one from each rank; a **reduce-scatter** is *n* reduces at once, one
-#   to each rank.
+# - An **all-gather** is *n* broadcasts at once, one from each rank; a **reduce-scatter** is *n* reduces at once, one to
+#   each rank.
 # - An **all-to-all** adds nothing up. Row *i*, column *j* becomes row *j*, column *i*: a transposition across ranks.
-#
+
+# %% [markdown]
 # ## Sitting 2: The ring (25 minutes)
 #
 # ### The idea
 #
 # Put the ranks in a circle. Everyone talks only to the next one, so all links carry something all the time. In the
-# first half, a slice travels round and every rank adds its own numbers to it. After n-1 steps each slice is finished,
-# on another rank each. In the second half the finished slices travel round once more.
+# first half each slice travels round, and every rank that it passes adds its own numbers. After n-1 steps all slices
+# are finished, each on another rank. In the second half the finished slices travel round once more.
 #
 # The strip shows four real ranks. Framed is what a rank passes on in this step; the arrow at the bottom leads back to
 # the top.
@@ -170,8 +171,8 @@ viz.beside(
 # %% [markdown]
 # ### In two halves
 #
-# Each half sends n-1 slices of 1/n of the tensor. The halves are collectives of their own, and one after the other
-# they are the all-reduce, number by number and byte by byte.
+# Each half sends n-1 slices of 1/n of the tensor. The halves are collectives of their own, and one after the other they
+# are the all-reduce, number by number and byte by byte.
 
 
 # %% tags=["ring-halves"]
@@ -239,8 +240,7 @@ viz.curves(
 # %% [markdown]
 # The naive exchange grows with every rank that joins. The ring sends 2(n-1)/n times the tensor: never more than twice
 # its size, however many ranks there are. This is also the least possible: whatever the algorithm, someone has to send
-# that much (Patarasuk and Yuan 2009). What does grow is the number of steps, 2(n-1), and each step waits for a
-# message.
+# that much (Patarasuk and Yuan 2009). What does grow is the number of steps, 2(n-1), and each step waits for a message.
 #
 # ### Explore
 #
@@ -424,8 +424,9 @@ viz.beside(
 #
 # "The all-reduce ran at 3 GB/s" can mean two things. **Algorithm bandwidth** is the size of the tensor over the time:
 # what the caller sees. It falls as ranks join, although every link is as busy as before. **Bus bandwidth** multiplies
-# it by 2(n-1)/n, the bytes that a rank must send for each byte of the tensor. It can be compared with the link, and it
-# stays the same for any number of ranks. Reports name the one or the other; a factor of almost two lies between them.
+# it by 2(n-1)/n, the bytes that a rank must send for each byte of the tensor. It can be compared with the link,
+# whatever the number of ranks; the gap that remains is latency. Reports name the one or the other; a factor of almost
+# two lies between them.
 
 
 # %% tags=["bandwidths"]
@@ -464,10 +465,10 @@ viz.curves(
 # %% [markdown]
 # ### When links differ
 #
-# Inside a machine, chips have fast links; between machines they are often much slower. A ring
-# through all of them moves at the speed of its slowest link. The **hierarchical** all-reduce sends less over it:
-# reduce-scatter inside each machine, all-reduce of the slices between machines, all-gather inside. Only one slice of
-# each rank crosses the slow link, and each rank of a machine carries another slice across.
+# Inside a machine, chips have fast links; between machines they are often much slower. A ring through all of them moves
+# at the speed of its slowest link. The **hierarchical** all-reduce sends less over it: reduce-scatter inside each
+# machine, all-reduce of the slices between machines, all-gather inside. Only one slice of each rank crosses the slow
+# link, and each rank of a machine carries another slice across.
 
 # %% tags=["hierarchical"]
 FAST = md.Link(alpha_s=1e-3, bytes_per_s=100e6)
@@ -525,39 +526,39 @@ viz.cost_explorer()
 # ## Questions
 
 # %% [markdown] tags=["question-half-a-ring"]
-# After the first half of the ring, which rank holds the finished sum of which slice, and what do its other slices
-# hold? (cells `record-ring` and `ring-halves`)
+# After the first half of the ring, which rank holds the finished sum of which slice, and what do its other slices hold?
+# (cells `record-ring` and `ring-halves`)
 
 # %% [markdown] tags=["question-who-sends-twice"]
-# Four ranks all-gather a tensor that has S bytes when complete. How many bytes does one rank send, and how many does
-# it send in a reduce-scatter of S bytes? (cell `ring-halves`)
+# Four ranks all-gather a tensor that has S bytes when complete. How many bytes does one rank send, and how many does it
+# send in a reduce-scatter of S bytes? (cell `ring-halves`)
 
 # %% [markdown] tags=["question-thousand-ranks"]
 # The number of ranks goes from 8 to 1024, the tensor stays. By what factor do the bytes that a rank sends grow, and by
 # what factor the number of steps? (cell `naive-exchange`)
 
 # %% [markdown] tags=["question-all-to-all"]
-# Which of the six collectives cannot be built from an all-reduce followed by throwing numbers away, without sending
-# more than it needs? (cell `who-holds-what`)
+# Four ranks hold four slices each. What does rank 2 hold after an all-to-all, and what after a second one? (cell
+# `who-holds-what`)
 
 # %% [markdown] tags=["question-knee"]
 # A hundred gradients lie left of the knee. What is gained by putting them into one tensor first? And if they lie right
 # of it? (cell `knee`)
 
 # %% [markdown] tags=["question-bus"]
-# A report says: all-reduce at 360 GB/s over links of 450 GB/s, on eight chips. Which of the two bandwidths can that
-# be? (cell `bandwidths`)
+# A report says: all-reduce at 360 GB/s over links of 450 GB/s, on eight chips. Which of the two bandwidths can that be?
+# (cell `bandwidths`)
 
 # %% [markdown] tags=["question-slow-link"]
-# Sixteen machines of eight chips. What share of the tensor does one chip send over the slow link, in a flat ring and
-# in the hierarchical all-reduce? (cell `hierarchical`)
+# Sixteen machines of eight chips. What share of the tensor does one chip send over the slow link, in a flat ring and in
+# the hierarchical all-reduce? (cell `hierarchical`)
 
 # %% [markdown]
 # ## Why not?
 #
-# - **When does communication bind?** When S times beta is longer than the computation that could run meanwhile. Bytes
-#   per rank do not fall as ranks join, but with a fixed global batch the computation of each rank does: so beyond some
-#   number of ranks any fixed job is bound by communication.
+# - **When does communication bind?** When it takes longer than the computation that could run meanwhile. Bytes per rank
+#   do not fall as ranks join, but with a fixed global batch the computation of each rank does: so beyond some number of
+#   ranks any fixed job is bound by communication.
 # - **What breaks?** A ring of n ranks has n links, and the slowest one sets its pace; 2(n-1) steps of latency make it
 #   slow for small tensors on many ranks; and every rank must come. Sums in another order round differently, so two
 #   algorithms agree on integers exactly and on floats within rounding.
@@ -573,5 +574,5 @@ viz.cost_explorer()
 #   Balso, *Horovod*, 2018, arXiv:1802.05799.
 # - NVIDIA's note on bus bandwidth: [nccl-tests,
 #   PERFORMANCE.md](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
-# - Lab 03 measures the links of a cluster with many GPUs. Lesson 03 uses the all-reduce on gradients, and hides it
-#   behind the backward pass.
+# - Next: 03, data parallelism. It uses the all-reduce on gradients, and hides it behind the backward pass. Lab 03
+#   measures that on one to eight ranks, or on GPUs.

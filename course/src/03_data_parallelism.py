@@ -1,8 +1,8 @@
 # %% [markdown] tags=["head"]
 # # 03 Data parallelism
 #
-# **The question.** Copy the model to every rank, give each a part of the batch, average the gradients: when exactly,
-# at what cost, and is it the same training?
+# **The question.** Copy the model to every rank, give each a part of the batch, average the gradients: when exactly, at
+# what cost, and is it the same training?
 #
 # **Ten concepts**
 #
@@ -146,9 +146,9 @@ for when in ("before the optimizer", "after the optimizer", "never"):
 # %% [markdown]
 # ### One big batch, and when not
 #
-# Is the average of the gradients the gradient of the whole batch? If every rank has as many tokens as every other:
-# yes. If not, it depends on what is divided by what. Here is the run that you predicted. Each rank reports the mean of
-# its own tokens; then the loss as this package defines it, the **sum of token losses over the number of tokens of all
+# Is the average of the gradients the gradient of the whole batch? If every rank has as many tokens as every other: yes.
+# If not, it depends on what is divided by what. Here is the run that you predicted. Each rank reports the mean of its
+# own tokens; then the loss as this package defines it, the **sum of token losses over the number of tokens of all
 # ranks**.
 
 
@@ -178,8 +178,8 @@ viz.show(md.token_loss)
 
 # %% [markdown]
 # Averages are over `world.size` ranks, so each rank's loss is its own sum times `world.size`, over the tokens of all.
-# The same holds for gradients. The next cell compares every gradient with one process's on the whole batch, in
-# float64. Samples have different lengths, so ranks have different numbers of tokens.
+# The same holds for gradients. The next cell compares every gradient with one process's on the whole batch, in float64.
+# Samples have different lengths, so ranks have different numbers of tokens.
 
 
 # %% tags=["gradients-equal"]
@@ -214,7 +214,7 @@ for name, loss_of in (("sum over all tokens", md.token_loss), ("mean of own toke
     print(f"{name:20s} relative error of the averaged gradient {error:.1e}")
 
 # %% [markdown]
-# The second line is no bug of the averaging: it answers another question. Training still goes down, so nobody notices;
+# The second line is no bug of the averaging: it answers another question. The loss still goes down, so nobody notices;
 # it is found by comparing gradients, not by looking at a loss curve.
 #
 # ### Twice the parameters per step
@@ -259,8 +259,8 @@ viz.curves(
 #
 # ### Buckets
 #
-# `average_gradients` makes one all-reduce for each parameter, and each pays its latency. **Buckets** put gradients
-# side by side into a few flat tensors and send those. The cell counts the calls, and times the averaging on a *paced*
+# `average_gradients` makes one all-reduce for each parameter, and each pays its latency. **Buckets** put gradients side
+# by side into a few flat tensors and send those. The cell counts the calls, and times the averaging on a *paced*
 # cluster: messages are really sent, and take the time that they would take over the link described.
 
 # %% tags=["buckets"]
@@ -330,8 +330,8 @@ viz.curves(
 # ### Overlap with the backward pass
 #
 # The backward pass begins at the last layer. When it has passed a layer, that layer's gradients are complete; they can
-# travel while the layers below are still being computed. A bucket leaves as soon as its last gradient is there. This
-# is where that happens:
+# travel while the layers below are still being computed. A bucket leaves as soon as its last gradient is there. This is
+# where that happens:
 
 # %% tags=["code-overlap"]
 viz.show(md.DataParallel, "_gradient_ready", "_launch_full_buckets", "_finish")
@@ -421,8 +421,9 @@ viz.beside(
 # %% [markdown]
 # ### The timeline of a step
 #
-# Rank 0 of four. Above the line it computes, below it communicates. First the prediction, then the paced run, where
-# each layer and each message takes its modelled time. Then the same program unpaced: as fast as this machine goes.
+# Rank 0 of four. The upper band is computation, the hatched lower one communication. First the prediction, then the
+# paced run, where each layer and each message takes its modelled time. Then the same program unpaced: as fast as this
+# machine goes.
 
 
 # %% tags=["timeline-paced"]
@@ -455,14 +456,13 @@ for kind in ("paced", "unpaced"):
 # %% [markdown]
 # Paced, the averaging disappears behind the backward pass, all but what the last bucket takes. Unpaced, and with more
 # ranks than cores, it gains little or loses: sending costs the processor's time as well, and that is what the ranks
-# queue for.
-# On a cluster a chip computes while another part of the hardware sends. That is what overlap needs, and what the paced
-# run stands for.
+# queue for. On a cluster a chip computes while another part of the hardware sends. That is what overlap needs, and what
+# the paced run stands for.
 #
 # ### Explore
 #
-# How large should a bucket be? Too small, and latency adds up; too large, and the last one leaves late. When is
-# nothing hidden, whatever the bucket?
+# How large should a bucket be? Too small, and latency adds up; too large, and the last one leaves late. When is nothing
+# hidden, whatever the bucket?
 
 # %% tags=["explore-overlap"]
 viz.overlap_explorer()
@@ -546,10 +546,9 @@ viz.curves(
 #
 # If every rank keeps its batch, the **global batch** grows with the number of ranks, and an epoch has fewer optimizer
 # steps. With the old learning rate the weights then move less. Scaling the rate with the batch makes up for it (Goyal
-# et
-# al. 2017), up to a point: beyond a critical batch size more samples per step bring less (McCandlish et al. 2018). The
-# cell spends the same number of samples in four ways. A step of *n* ranks is exactly one step on a batch *n* times as
-# large, as seen above, so one process is enough to show it.
+# et al. 2017), up to a point: beyond a critical batch size more samples per step bring less (McCandlish et al. 2018).
+# The cell spends the same number of samples in four ways. A step of *n* ranks is exactly one step on a batch *n* times
+# as large, as seen above, so one process is enough to show it.
 
 # %% tags=["batch-and-rate"]
 RATE, LOCAL, SAMPLES = 0.05, 8, 640
@@ -577,14 +576,13 @@ for ranks, factor in ((1, 1), (4, 1), (4, 4), (16, 16)):
     )
 
 # %% [markdown]
-# A schedule counts optimizer steps, not samples or micro-batches: with the global batch its length changes too.
-# Whether to scale the rate is a choice of training, not a rule of data parallelism; the package never does it behind
-# your back.
+# A schedule counts optimizer steps, not samples or micro-batches: with the global batch its length changes too. Whether
+# to scale the rate is a choice of training, not a rule of data parallelism; the package never does it behind your back.
 #
 # ### Uneven inputs
 #
-# Ranks rarely have equally many batches. Rank 0 has three here, rank 1 two. After two steps rank 1 leaves the loop,
-# and rank 0 waits in an all-reduce that never comes:
+# Ranks do not always have equally many batches. Rank 0 has three here, rank 1 two. After two steps rank 1 leaves the
+# loop, and rank 0 waits in an all-reduce that never comes:
 
 # %% tags=["uneven-deadlock"]
 BATCHES = [3, 2]
@@ -637,34 +635,34 @@ print("sum of all weights on each rank:", md.launch(train_uneven, ranks=2, args=
 # of messages? (cell `figure-traffic`)
 
 # %% [markdown] tags=["question-bucket-size"]
-# Why is a bucket as large as the model the worst choice with overlap, and the best without? (cells `figure-buckets`
-# and `explore-overlap`)
+# Why does a bucket as large as the model hide nothing with overlap, and why is it the best without? (cells
+# `figure-buckets` and `explore-overlap`)
 
 # %% [markdown] tags=["question-first-layer"]
 # With overlap, the averaging of which layer's gradients can never be hidden behind the backward pass? (cell
 # `timeline-paced`)
 
 # %% [markdown] tags=["question-no-sync"]
-# All micro-batches of a step run inside `no_sync`, the last one too. What do the replicas do in the optimizer step
-# that follows? (cell `accumulation`)
+# All micro-batches of a step run inside `no_sync`, the last one too. What do the replicas do in the optimizer step that
+# follows? (cell `accumulation`)
 
 # %% [markdown] tags=["question-does-not-fit"]
 # A model needs three times the memory of a rank. How many data-parallel ranks are needed to train it? (cell
 # `throughput-memory`)
 
 # %% [markdown] tags=["question-steps-per-epoch"]
-# 16 samples, a local batch of 2 on each of two ranks. How many optimizer steps has an epoch, and how long must a
-# cosine schedule be that should reach zero at its end? (cell `batch-and-rate`)
+# 16 samples, a local batch of 2 on each of two ranks. How many optimizer steps has an epoch, and how long must a cosine
+# schedule be that should reach zero at its end? (cell `batch-and-rate`)
 
 # %% [markdown]
 # ## Why not?
 #
 # - **When does communication bind?** When averaging a layer takes longer than its backward pass. Bytes per step do not
 #   depend on the batch; the computation does. So a rank with too small a batch cannot hide them, and adding ranks at a
-#   fixed global batch ends there.
-# - **What breaks?** The global batch grows with the ranks and learns less per token at some point. Every rank waits
-#   for the slowest one. And nothing gets smaller: a thousand ranks hold a thousand copies of the same parameters,
-#   gradients and moments.
+#   fixed global batch stops paying.
+# - **What breaks?** The global batch grows with the ranks and learns less per token at some point. Every rank waits for
+#   the slowest one. And nothing gets smaller: a thousand ranks hold a thousand copies of the same parameters, gradients
+#   and moments.
 # - **What then?** If the copies are the problem, cut them: each rank keeps a part of the state and fetches the rest
 #   when it needs it. That is ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054).
 

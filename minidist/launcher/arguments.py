@@ -32,6 +32,8 @@ def check_names(fn: Any) -> None:
     todo = list(_functions_of(fn))
     file = todo[0].__module__ if todo else None
     seen: set[int] = set()
+    missing: dict[str, str] = {}
+    written: set[str] = set()
     while todo:
         function = todo.pop()
         if id(function) in seen or function.__module__ != file:
@@ -39,12 +41,15 @@ def check_names(fn: Any) -> None:
         seen.add(id(function))
         scope = function.__globals__
         for code in _codes_of(function.__code__):
+            written |= _globals_set(code)
             for name, line in _globals_read(code):
                 if name in scope:
                     todo += _functions_of(scope[name])
                 elif not hasattr(builtins, name):
-                    place = f"{code.co_name}, line {line},"
-                    raise NameError(f"name {name!r} is not defined: {place} reads it, and no rank would find it")
+                    missing.setdefault(name, f"{code.co_name}, line {line},")
+    for name, place in missing.items():
+        if name not in written:
+            raise NameError(f"name {name!r} is not defined: {place} reads it, and no rank would find it")
 
 
 def _functions_of(value: Any) -> Iterator[FunctionType]:
@@ -80,6 +85,11 @@ def _globals_read(code: CodeType) -> list[tuple[str, int | None]]:
         elif step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and not step.argval.startswith("__"):
             found.append((step.argval, step.positions and step.positions.lineno))
     return [(name, line) for name, line in found if name not in written]
+
+
+def _globals_set(code: CodeType) -> set[str]:
+    """Names that a function's code declares global and sets."""
+    return {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_GLOBAL"}
 
 
 def why_unpicklable(fn: Callable[..., Any], args: Any, error: Exception, dump: Callable[[Any], Any]) -> TypeError:

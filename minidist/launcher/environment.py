@@ -71,7 +71,8 @@ def _torchrun(env: Mapping[str, str]) -> Environment | None:
     local = _number(env, "LOCAL_RANK") if "LOCAL_RANK" in env else rank
     notes = () if "LOCAL_RANK" in env else ("LOCAL_RANK is not set: RANK is used, right on one machine only",)
     _check("RANK", rank, "WORLD_SIZE", size)
-    master = f"{env.get('MASTER_ADDR', '127.0.0.1')}:{env.get('MASTER_PORT', '29500')}"
+    port = _number(env, "MASTER_PORT") if "MASTER_PORT" in env else 29500
+    master = f"{env.get('MASTER_ADDR', '127.0.0.1')}:{port}"
     local_size = _number(env, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in env else size
     return Environment(rank, size, local, "torchrun", local_size, master, notes=notes)
 

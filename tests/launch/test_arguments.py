@@ -63,6 +63,16 @@ def sets_it_itself(world):
     return set_here
 
 
+def sets_it_for_another():
+    global set_there
+    set_there = 1
+
+
+def has_it_set(world):
+    sets_it_for_another()
+    return set_there
+
+
 BAD = [
     (dict(ranks=0), ValueError, "ranks must be a whole number from 1 to 256, and is 0"),
     (dict(ranks="4"), TypeError, "ranks must be a whole number"),
@@ -128,7 +138,7 @@ def recursive():
     return inner
 
 
-GOOD = [fine, handles_it_itself, sets_it_itself, has_a_class_inside, Holder.method, Launcher, print]
+GOOD = [fine, handles_it_itself, sets_it_itself, has_it_set, has_a_class_inside, Holder.method, Launcher, print]
 GOOD += [functools.partial(fine, x=2), decorate(fine), recursive()]
 
 

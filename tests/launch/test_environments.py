@@ -61,6 +61,7 @@ def test_a_world_of_one_has_a_hint(env: dict[str, str]):
         ({"LOCAL_RANK": "0"}, "half set: LOCAL_RANK without RANK, WORLD_SIZE"),
         ({**TORCHRUN, "RANK": "8"}, "RANK=8 and WORLD_SIZE=8 do not fit"),
         ({**TORCHRUN, "WORLD_SIZE": "many"}, "WORLD_SIZE must be a whole number, and is 'many'"),
+        ({**TORCHRUN, "MASTER_PORT": "auto"}, "MASTER_PORT must be a whole number, and is 'auto'"),
         ({k: v for k, v in SLURM.items() if k != "SLURM_LOCALID"}, "half set: SLURM_PROCID without SLURM_LOCALID"),
     ],
 )

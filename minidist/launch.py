@@ -98,7 +98,10 @@ def world_from_env(backend: str | None = None, timeout: float = 600, seed: int =
 def _environment() -> environment.Environment:
     inside = os.environ.get("MINIDIST_RANK")
     if inside is not None and not dist.is_initialized():
-        raise RuntimeError(f"this is a process that rank {inside} of a launch started; it has no world of its own")
+        raise RuntimeError(
+            f"this process belongs to rank {inside} of a launch: it cannot start ranks, or join another world. "
+            "A call at the top of a file that ranks import belongs under: if __name__ == '__main__'"
+        )
     if inside is not None:
         return environment.Environment(dist.get_rank(), dist.get_world_size(), dist.get_rank(), "launch")
     return environment.resolve(os.environ)
@@ -131,10 +134,17 @@ def _run_there(fn: Callable[..., Any], args: Sequence[Any], job: Job, pace: Any)
     except parent.Lost as lost:
         raise LaunchError("lost", f"the process that starts the ranks went away: {lost}") from None
     except parent.Interrupted as stop:
-        raise parent.Interrupted(stop.ending, report.interrupted(stop.ending, look)) from None
+        raise _interrupt(report.interrupted(stop.ending, look)) from None
     if ending.verdict != "ok":
         raise LaunchError(ending.verdict, report.explain(ending, job.timeout, look))
     return _values(results)
+
+
+def _interrupt(message: str) -> KeyboardInterrupt:
+    """What Ctrl-C raises, with a message, which is all that IPython shows."""
+    error = KeyboardInterrupt(message)
+    error._render_traceback_ = lambda: f"KeyboardInterrupt: {message}".splitlines()  # type: ignore[attr-defined]
+    return error
 
 
 def _settings(ranks: int) -> dict[str, Any]:

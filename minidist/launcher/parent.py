@@ -150,12 +150,9 @@ class Launcher:
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C, or a notebook's stop button, during a launch. ``ending`` says where the ranks were, if it is known."""
 
-    def __init__(self, ending: Ending | None, message: str = ""):
-        super().__init__(message)
+    def __init__(self, ending: Ending | None):
+        super().__init__()
         self.ending = ending
-
-    def _render_traceback_(self) -> list[str]:
-        return f"KeyboardInterrupt: {self}".splitlines()
 
 
 def converse(channel: Channel, job: Job, pieces: Sequence[bytes | memoryview]) -> tuple[Ending, list[int]]:

@@ -46,7 +46,7 @@ class Look:
 
     def renamed(self, traceback: str) -> str:
         """A traceback in which cells have their numbers."""
-        name = lambda found: found[0] if (known := self.name(found[1])) == found[1] else f"{known}, line"
+        name = lambda found: f"{known}, line" if (known := self.name(found[1])).startswith("Cell ") else found[0]
         return re.sub(r'File "(.*?)", line', name, traceback)
 
 

@@ -26,17 +26,17 @@ class CommMismatch(RuntimeError):
 class Entry(NamedTuple):
     """What one rank wrote down about one call.
 
-    key: the group, or the group and the ends of a message. number: which call of this key. what: what all must have in
-    common. shown: the call as the error shows it. ready: when it can begin, in a paced run. send, recv: the lengths it
+    key: the group, or the group and the ends of a message. number: which call of this key. ready: when it can begin, in
+    a paced run. what: what all must have in common. shown: the call as the error shows it. send, recv: the lengths it
     sends to and expects from each rank, empty where `what` says it all. named, others: names by which the caller knows
     this tensor, and names of its other tensors. site: the place in the program that calls.
     """
 
     key: int
     number: int
+    ready: float
     what: str
     shown: str
-    ready: float = 0.0
     send: tuple[int, ...] = ()
     recv: tuple[int, ...] = ()
     named: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class Board:
     """
 
     SLOTS, SLOT_BYTES = 2048, 1024
-    _HEAD = struct.Struct("<IHQQ")  # checksum, length, key, number
+    _HEAD = struct.Struct("<IdQQH")  # checksum, ready, key, number, length of the body
 
     def __init__(self, buffer: Any, rank: int, ranks: int) -> None:
         self._buffer, self._rank, self._ranks = buffer, rank, ranks
@@ -61,24 +61,30 @@ class Board:
         """Bytes of shared memory that a world of this size needs; pages nobody writes to cost nothing."""
         return ranks * cls.SLOTS * cls.SLOT_BYTES
 
-    def write(self, entry: Entry) -> None:
-        """Write an entry; it takes the place of the one SLOTS calls ago, or of another group's."""
-        head = struct.pack("<QQ", entry.key, entry.number)
+    def write(self, entry: Entry) -> bytes:
+        """Write an entry over the one SLOTS calls ago, or another group's. Returns its bytes, for `same`."""
         body = self._body(entry)
         # The checksum, not the order of writes, tells that an entry is whole, whatever the machine's memory order.
-        checksum = zlib.crc32(body, zlib.crc32(head))
-        data = struct.pack("<IH", checksum, len(body)) + head + body
+        data = self._HEAD.pack(0, entry.ready, entry.key, entry.number, len(body))[4:] + body
         at = self._at(self._rank, entry.key, entry.number)
-        self._buffer[at : at + len(data)] = data
+        self._buffer[at : at + 4 + len(data)] = zlib.crc32(data).to_bytes(4, "little") + data
+        return data[8:]
+
+    def same(self, rank: int, entry: Entry, written: bytes) -> bool:
+        """Whether the entry of `rank` for this call says to the last byte what `write` wrote, `ready` aside."""
+        at = self._at(rank, entry.key, entry.number) + 12
+        return self._buffer[at : at + len(written)] == written
 
     def read(self, rank: int, key: int, number: int) -> Entry | None:
         """The entry of `rank` for this call: None where it is not there yet, or no longer."""
         at = self._at(rank, key, number)
-        checksum, length, found, found_number = self._HEAD.unpack_from(self._buffer, at)
+        checksum, ready, found, found_number, length = self._HEAD.unpack_from(self._buffer, at)
         if (found, found_number) != (key, number) or not length:
             return None
-        whole = bytes(self._buffer[at + 6 : at + self._HEAD.size + length])
-        return Entry(key, number, *marshal.loads(whole[16:])) if zlib.crc32(whole) == checksum else None
+        data = bytes(self._buffer[at + 4 : at + self._HEAD.size + length])
+        if zlib.crc32(data) != checksum:
+            return None
+        return Entry(key, number, ready, *marshal.loads(data[self._HEAD.size - 4 :]))
 
     def _at(self, rank: int, key: int, number: int) -> int:
         return (rank * self.SLOTS + (key + number) % self.SLOTS) * self.SLOT_BYTES
@@ -86,11 +92,11 @@ class Board:
     def _body(self, entry: Entry) -> bytes:
         """The entry's bytes. What does not fit is left out, names first, then lengths, and so not compared."""
         room = self.SLOT_BYTES - self._HEAD.size
-        body = marshal.dumps(tuple(entry[2:]))
+        body = marshal.dumps(entry[3:])
         if len(body) > room:
-            body = marshal.dumps(tuple(entry._replace(named=(), others=(), site="")[2:]))
+            body = marshal.dumps(entry._replace(named=(), others=(), site="")[3:])
         if len(body) > room:
-            body = marshal.dumps((entry.what, entry.shown[:40], entry.ready, (), (), (), (), ""))
+            body = marshal.dumps((entry.what, entry.shown[:40], (), (), (), (), ""))
         return body
 
 
@@ -177,9 +183,9 @@ class Ledger:
         self._last_named: Entry | None = None
         self._messages: dict[tuple[int, int, int], tuple[int, int]] = {}
 
-    def collective(self, what: str, shown: str = "", **details: Any) -> "Posted":
+    def collective(self, what: str, shown: str = "", ready: float = 0.0, **details: Any) -> "Posted":
         """Write this rank's next call of the group; raises CommMismatch where another's does not belong to it."""
-        entry = Entry(self._key, self._number, short(what), short(shown or what), **details)
+        entry = Entry(self._key, self._number, ready, short(what), short(shown or what), **details)
         self._number += 1
         others = [r for r in range(len(self.ranks)) if r != self.rank]
         title = f"call {entry.number} of {self.name!r}"
@@ -191,7 +197,7 @@ class Ledger:
         """Write this rank's side of the next message from src to dst with this tag."""
         key, number = self._messages.get((src, dst, tag)) or (key_of(f"{self._text} {src}>{dst} {tag}"), 0)
         self._messages[src, dst, tag] = key, number + 1
-        entry = Entry(key, number, what, short(shown), ready)
+        entry = Entry(key, number, ready, what, short(shown))
         title = f"message {number} from rank {src} to rank {dst} of {self.name!r} with tag {tag}"
         return self._post(Posted(entry, [dst if src == self.rank else src], title))
 
@@ -201,18 +207,17 @@ class Ledger:
         return max([posted.entry.ready, *(entry.ready for entry in found if entry is not None)])
 
     def _post(self, posted: "Posted") -> "Posted":
-        self.board.write(posted.entry)
-        for r in posted.others:
+        entry = posted.entry
+        written = self.board.write(entry)
+        for r in posted.others if self.check else ():
+            if not entry.send and self.board.same(self.ranks[r], entry, written):
+                continue  # the usual case, and the quick one
             theirs = self.board.read(self.ranks[r], *posted.call)
-            if theirs is not None:
-                self._compare(posted, r, theirs)
+            if theirs is None:
+                continue  # not there yet: that rank will compare
+            if why := conflict(entry, theirs, self.rank, r) or self._turned(entry, r, theirs):
+                raise CommMismatch(self._explain(posted, why))
         return posted
-
-    def _compare(self, posted: "Posted", r: int, theirs: Entry) -> None:
-        if not self.check:
-            return
-        if why := conflict(posted.entry, theirs, self.rank, r) or self._turned(posted.entry, r, theirs):
-            raise CommMismatch(self._explain(posted, why))
 
     def _turned(self, mine: Entry, r: int, theirs: Entry) -> str:
         """Whether a tensor crosses another here that was on the other side the last time: loops in different orders."""

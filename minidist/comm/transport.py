@@ -36,8 +36,8 @@ class Started(NamedTuple):
             self.works[0].get_future().add_done_callback(lambda _: note())
 
 
-def combine(op: str, rows: Tensor, out: Tensor) -> None:
-    """Reduce dim 0 of rows into out, row after row: the result does not depend on who came first."""
+def combine(op: str, rows: Tensor | Sequence[Tensor], out: Tensor) -> None:
+    """Reduce the rows into out, row after row: the result does not depend on who came first."""
     out.copy_(rows[0])
     for row in rows[1:]:
         if op == "max":
@@ -156,11 +156,11 @@ class Gloo(Torch):
     Everything here is one exchange in which each rank sends straight to every other, instead of n-1 rounds of a ring.
     Gloo's reduce-scatter moves an all-reduce's bytes, twice what is needed; its ring all-gather and all-reduce of small
     tensors wait for n-1 and 2(n-1) messages one after the other. Its all-reduce of large tensors is as fast as any
-    combination of these and stays, as does everything on two ranks.
+    combination of these and stays.
     """
 
-    SMALL_NBYTES = 32 * 1024  # an all-reduce up to this is latency, not bandwidth
-    COPY_NBYTES = 256 * 1024  # an all-gather up to this is best packed into one all-to-all
+    SMALL_NBYTES = 1024 * 1024  # an all-reduce is latency, not bandwidth, if the tensors of all ranks are up to this
+    COPY_NBYTES = 256 * 1024  # an all-gather or reduce-scatter up to this is best packed into one all-to-all
     LEAST_ROOM = 1024
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
@@ -168,7 +168,7 @@ class Gloo(Torch):
         self._room = self.LEAST_ROOM  # the same on all ranks
 
     def all_reduce(self, data: Tensor, op: str) -> Started:
-        if self.size == 2 or data.nbytes > self.SMALL_NBYTES:
+        if self.size * data.nbytes > self.SMALL_NBYTES:
             return super().all_reduce(data, op)
         rows = data.new_empty(self.size, *data.shape)
         copies = data.expand(self.size, *data.shape).contiguous()
@@ -209,18 +209,28 @@ class Gloo(Torch):
         if out.nbytes <= self.COPY_NBYTES:
             copies = data.repeat(self.size, *[1] * (data.dim() - 1))
             return self.all_to_all(out, copies, sizes, [len(data)] * self.size)
-        works, pieces = [], out.split(list(sizes))
-        for distance in range(1, self.size):
-            src, dst = (self.rank - distance) % self.size, (self.rank + distance) % self.size
-            works += self.irecv(pieces[src], src, _INSIDE_TAG).works if sizes[src] else []
-            works += self.isend(data, dst, _INSIDE_TAG).works if len(data) else []
+        pieces = out.split(list(sizes))
+        works = self._exchange([data] * self.size, pieces)
         pieces[self.rank].copy_(data)
         return Started(works)
 
     def reduce_scatter(self, out: Tensor, data: Tensor, op: str, parts: Sequence[int]) -> Started:
-        rows = data.new_empty(self.size, *out.shape)
-        exchange = self.all_to_all(rows.flatten(0, 1), data, [len(out)] * self.size, parts)
-        return Started(exchange.works, lambda: combine(op, rows, out))
+        if data.nbytes <= self.COPY_NBYTES:
+            rows = data.new_empty(self.size, *out.shape)
+            exchange = self.all_to_all(rows.flatten(0, 1), data, [len(out)] * self.size, parts)
+            return Started(exchange.works, lambda: combine(op, rows, out))
+        pieces = data.split(list(parts))
+        terms = [piece if r == self.rank else torch.empty_like(out) for r, piece in enumerate(pieces)]
+        return Started(self._exchange(pieces, terms), lambda: combine(op, terms, out))
+
+    def _exchange(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> list[Any]:
+        """Send outgoing[r] to every other rank r, and receive incoming[r] from it. What is empty is not sent."""
+        works: list[Any] = []
+        for distance in range(1, self.size):
+            src, dst = (self.rank - distance) % self.size, (self.rank + distance) % self.size
+            works += self.irecv(incoming[src], src, _INSIDE_TAG).works if incoming[src].numel() else []
+            works += self.isend(outgoing[dst], dst, _INSIDE_TAG).works if outgoing[dst].numel() else []
+        return works
 
 
 def transport(group: Any, rank: int, size: int) -> Alone | Torch:

@@ -238,16 +238,16 @@ def test_messages_are_counted_by_ends_and_tag():
 def test_a_torn_entry_is_not_read():
     memory = bytearray(Board.nbytes(1))
     board = Board(memory, 0, 1)
-    board.write(Entry(5, 0, "whole", ""))
+    board.write(Entry(5, 0, 0.0, "whole", ""))
     assert board.read(0, 5, 0) is not None
-    memory[5 * Board.SLOT_BYTES + 30] ^= 1
+    memory[5 * Board.SLOT_BYTES + 34] ^= 1
     assert board.read(0, 5, 0) is None
 
 
 def test_a_long_entry_loses_names_first_and_lengths_last():
     board = Board(bytearray(Board.nbytes(1)), 0, 1)
     names = tuple(f"a_rather_long_name_{i:04}" * 3 for i in range(24))
-    board.write(Entry(1, 0, "what", "shown", 0.0, tuple(range(64)), tuple(range(64)), names[:8], names))
+    board.write(Entry(1, 0, 0.0, "what", "shown", tuple(range(64)), tuple(range(64)), names[:8], names))
     entry = board.read(0, 1, 0)
     assert entry is not None
     assert (entry.what, entry.send, entry.recv, entry.named) == ("what", tuple(range(64)), tuple(range(64)), ())
@@ -260,7 +260,7 @@ def test_short_texts_are_equal_for_equal_texts_only(a, b):
 
 
 def entry(named=(), others=(), send=(), recv=(), site="here"):
-    return Entry(0, 0, "same", "", 0.0, send, recv, named, others, site)
+    return Entry(0, 0, 0.0, "same", "", send, recv, named, others, site)
 
 
 def test_names_conflict_only_where_each_is_the_others_other_and_the_places_differ():
@@ -280,6 +280,21 @@ def test_lengths_conflict_where_one_expects_what_the_other_does_not_send():
     mine, theirs = entry(send=(0, 2), recv=(0, 3)), entry(send=(3, 0), recv=(2, 0))
     assert not conflict(mine, theirs, 0, 1)
     assert "rank 1 sends 3 to rank 0, which expects 1" in conflict(entry(send=(0, 2), recv=(0, 1)), theirs, 0, 1)
+
+
+def test_lengths_are_compared_also_where_both_ranks_wrote_the_same():
+    first, second = two_ledgers()
+    first.collective("all_to_all", send=(1, 2), recv=(1, 3))
+    with pytest.raises(CommMismatch, match="rank 1 sends 1 to rank 0, which expects 3"):
+        second.collective("all_to_all", send=(1, 2), recv=(1, 3))
+
+
+def test_all_to_all_with_lengths_that_do_not_match():
+    def mixed(world):
+        send, recv = ([1, 2], [1, 0]) if world.rank == 0 else ([0, 3], [1, 3])
+        world.all_to_all(torch.ones(3), send, recv)
+
+    assert "rank 0 sends 2 to rank 1, which expects 1" in refusal(mixed)
 
 
 def test_looking_at_names_keeps_no_tensor_alive():

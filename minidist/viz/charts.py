@@ -16,8 +16,10 @@ from minidist.viz.style import (
     SKY,
     VERMILLION,
     canvas,
+    logarithmic,
     quantity,
     scale_of,
+    whole_numbers,
 )
 
 if TYPE_CHECKING:
@@ -86,12 +88,14 @@ def curves(
         ax.plot(*points, "-", color=colours[name], lw=1.8, label=label, zorder=2)
     if "x" in log:
         ax.set_xscale("log")
+        logarithmic(ax.xaxis, *ax.get_xlim())
     if "y" in log:
         ax.set_yscale("log")
+        logarithmic(ax.yaxis, *ax.get_ylim())
     else:
         ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
     if not log and all(isinstance(at, int) for at in x):
-        ax.xaxis.get_major_locator().set_params(integer=True)  # there is no half rank, and no half step
+        whole_numbers(ax.xaxis)  # there is no half rank, and no half step
     ax.grid(alpha=0.25)
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel)
@@ -102,14 +106,14 @@ def curves(
     return fig
 
 
-def between(first: float, last: float, logarithmic: bool, steps: int = 100) -> list[float]:
+def between(first: float, last: float, by_ratio: bool, steps: int = 100) -> list[float]:
     """Values from first to last, at equal distances or, for a logarithmic axis, at equal ratios.
 
     >>> between(1, 4, False, steps=3), between(1, 8, True, steps=3)
     ([1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 4.0, 8.0])
     """
     shares = [i / steps for i in range(steps + 1)]
-    if logarithmic:
+    if by_ratio:
         return [round(first * (last / first) ** share, 12) for share in shares]
     return [first + (last - first) * share for share in shares]
 
@@ -128,7 +132,7 @@ def alpha_beta(
     """
     fig, (ax,) = canvas(7.2, 3.8)
     ms = 1e3
-    smooth = between(min(size for size in sizes if size > 0), max(sizes), logarithmic=True)
+    smooth = between(min(size for size in sizes if size > 0), max(sizes), by_ratio=True)
     fitted = [(alpha_s + beta_s_per_byte * size) * ms for size in smooth]
     ax.plot(sizes, [t * ms for t in seconds], "o", color=BLUE, mec=INK, mew=0.6, ms=6.5, zorder=4, label="measured")
     ax.plot(smooth, fitted, "-", color=ORANGE, lw=2, zorder=3, label="fit: alpha + beta x size")
@@ -140,6 +144,8 @@ def alpha_beta(
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.set_ylim(bottom=low / 3)
+    logarithmic(ax.xaxis, *ax.get_xlim())
+    logarithmic(ax.yaxis, *ax.get_ylim())
     ax.grid(alpha=0.25)
     ax.set_xlabel("size [bytes]")
     ax.set_ylabel("time [ms]")

@@ -46,15 +46,19 @@ class Explorer:
         """
         return name.split(" [")[0].replace(" ", "_")
 
-    def widget(self) -> Any:
+    def widget(self, picture: bytes | None = None) -> Any:
         """The controls above the figure, as an ipywidgets box. Raises ImportError without ipywidgets."""
         import ipywidgets as widgets
 
-        picture = widgets.Image(value=png(self.figure()), format="png", layout={"max_width": "98%", "width": "auto"})
+        image = widgets.Image(
+            value=png(self.figure()) if picture is None else picture,
+            format="png",
+            layout={"max_width": "98%", "width": "auto"},
+        )
         controls = {name: self._control(widgets, name, option) for name, option in self.options.items()}
 
         def redraw(_change: Any) -> None:
-            picture.value = png(self.figure(**{name: control.value for name, control in controls.items()}))
+            image.value = png(self.figure(**{name: control.value for name, control in controls.items()}))
 
         for control in controls.values():
             control.observe(redraw, names="value")
@@ -65,7 +69,7 @@ class Explorer:
             button.observe(lambda change: setattr(target, "value", steps[change["new"]]), names="value")
             boxes.insert(0, button)
         # Stretched to the notebook's width the picture would be blurred and taller than the window.
-        return widgets.VBox([*boxes, picture], layout={"align_items": "flex-start", "overflow": "hidden"})
+        return widgets.VBox([*boxes, image], layout={"align_items": "flex-start", "overflow": "hidden"})
 
     def _control(self, widgets: Any, name: str, option: Option) -> Any:
         style, layout = {"description_width": "14em"}, {"width": "46em"}
@@ -81,10 +85,10 @@ class Explorer:
         )
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        picture = b64encode(png(self.figure())).decode()
-        static = {"image/png": picture, "text/plain": f"explorer of {', '.join(self.options)}"}
+        picture = png(self.figure())
+        static = {"image/png": b64encode(picture).decode(), "text/plain": f"explorer of {', '.join(self.options)}"}
         try:
-            box = self.widget()
+            box = self.widget(picture)
         except ImportError:
             return static
         return dict(box._repr_mimebundle_()) | static

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
 # Okabe and Ito, "Color universal design" (2008): told apart with every common kind of colour blindness. In the order of
 # ranks; neighbours differ in lightness too, so that a print in grey still separates them.
@@ -58,17 +60,46 @@ def bare(ax: Axes) -> None:
     ax.set_aspect("equal")
 
 
-def halo(text) -> None:
-    """A white rim around a text, so that it reads on every colour of the palette."""
+def halo(text: Text) -> None:
+    """A white rim around a text inside a shape, so that it reads on every colour of the palette."""
     from matplotlib.patheffects import withStroke
 
     text.set_path_effects([withStroke(linewidth=2.5, foreground=PAPER)])
+    text.set_in_layout(False)  # its shape has been laid out already, and measuring texts is what takes long
+
+
+def logarithmic(axis: Axis, least: float, most: float) -> None:
+    """Label a logarithmic axis 1, 10, 100, 1k, 10k, ...; over less than two decades 1, 2, 5, 10, 20, ..."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if most < 100 * least else (1,), numticks=12))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    axis.set_minor_locator(NullLocator())
+
+
+def whole_numbers(axis: Axis) -> None:
+    """Ticks at whole numbers only."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(integer=True))
+
+
+def short(value: float) -> str:
+    """A tick's label.
+
+    >>> [short(value) for value in (0.01, 5, 2000, 10_000, 5e6, 1e9)]
+    ['0.01', '5', '2000', '10k', '5M', '1G']
+    """
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= 10e3 and value >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
 
 
 def png(fig: Figure) -> bytes:
     """The figure as a PNG file."""
     file = io.BytesIO()
-    fig.savefig(file, format="png", facecolor=fig.get_facecolor(), bbox_inches="tight")
+    fig.savefig(file, format="png", facecolor=fig.get_facecolor())
     return file.getvalue()
 
 

@@ -199,11 +199,12 @@ def ran(tmp_path_factory):
     return notebooks, seconds
 
 
+@pytest.mark.slow
 def test_lessons_run_top_to_bottom(ran):
     assert {name: errors(notebook) for name, notebook in ran[0].items()} == {name: [] for name in LESSONS}
 
 
-@pytest.mark.slow  # no slower than the others: on a busy machine it would fail
+@pytest.mark.slow
 def test_lessons_take_under_three_minutes_together(ran):
     assert sum(ran[1].values()) < SECONDS_TOGETHER, ran[1]
 
@@ -214,6 +215,7 @@ def test_an_error_in_a_cell_is_found(tmp_path):
     assert errors(run(notebook, tmp_path))[0].startswith("bad: LaunchError")
 
 
+@pytest.mark.slow
 def test_every_figure_is_also_a_static_image(ran):
     for name, notebook in ran[0].items():
         data = [o.data for c in notebook.cells if c.cell_type == "code" for o in c.outputs if "data" in o]
@@ -224,6 +226,7 @@ def test_every_figure_is_also_a_static_image(ran):
         assert not any("<script" in str(d.get("text/html", "")) for d in data), f"{name} loads scripts"
 
 
+@pytest.mark.slow
 def test_four_ranks_and_one_process_get_the_same_weights(ran):
     differences = [
         float(x) for x in re.findall(r"one process ([\d.e+-]+)", printed(ran[0]["00_start"], "same-weights"))
@@ -233,6 +236,7 @@ def test_four_ranks_and_one_process_get_the_same_weights(ran):
     assert max(differences) < 1e-10 < moved
 
 
+@pytest.mark.slow
 def test_deadlocks_are_reported_not_waited_for(ran):
     report = printed(ran[0]["00_start"], "deadlock")
     assert report.startswith("deadlock")
@@ -242,6 +246,7 @@ def test_deadlocks_are_reported_not_waited_for(ran):
     assert "deadlock" in printed(ran[0]["03_data_parallelism"], "uneven-deadlock")
 
 
+@pytest.mark.slow
 def test_lesson_03_shows_what_it_claims(ran):
     notebook = ran[0]["03_data_parallelism"]
     assert "3.00" in printed(notebook, "token-mean")

@@ -101,7 +101,7 @@ def starved(world) -> float:
     with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as file:
         file.write("19")  # where each session gets its share, nice counts only inside it
     x, longest, total = torch.ones(2_000_000), 0.0, 0.0
-    while longest < 4 and total < 20:
+    while longest < 2.5 and total < 60:
         start = time.monotonic()
         world.all_reduce(x, "mean")
         took = world.all_reduce(torch.tensor(time.monotonic() - start), "max").item()
@@ -109,16 +109,17 @@ def starved(world) -> float:
     return longest
 
 
+@pytest.mark.slow  # keeps every core busy until the ranks have starved
 def test_a_busy_machine_is_no_deadlock():
     spin = [sys.executable, "-S", "-c", "while True: pass"]
     hogs = [subprocess.Popen(spin, start_new_session=True) for _ in range(2 * (os.cpu_count() or 1))]
     try:
-        longest = md.launch(starved, ranks=3, timeout=90)[0]
+        longest = md.launch(starved, ranks=3, timeout=150)[0]
     finally:
         for hog in hogs:
             hog.kill()
             hog.wait()
-    assert longest > 3  # all ranks sat in one call for longer than a deadlock takes to be told
+    assert longest > 2  # all ranks sat in one call for longer than a deadlock takes to be told
 
 
 def test_a_thread_that_waits_does_not_make_the_rank_wait():

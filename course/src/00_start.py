@@ -359,7 +359,7 @@ text = md.stdlib_tokens(seed=0, seq=32, batch=16)
 
 def train_alone():
     model = md.GPT(CONFIG, seed=0).double()
-    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE)
+    optimizer = md.SGD(model.parameters(), lr=LEARNING_RATE)
     losses = []
     for step in range(STEPS):
         tokens, targets = text.batch(step)  # the whole batch
@@ -384,7 +384,7 @@ print(f"loss {losses_alone[0]:.3f} at the first step, {losses_alone[-1]:.3f} at 
 def train_together(world):
     model = md.GPT(CONFIG, seed=0).double()
     replica = md.DataParallel(model, world)
-    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE)
+    optimizer = md.SGD(model.parameters(), lr=LEARNING_RATE)
     losses = []
     for step in range(STEPS):
         tokens, targets = text.batch(step, rank=world.rank, ranks=world.size)  # this rank's quarter

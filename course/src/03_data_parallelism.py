@@ -507,12 +507,6 @@ print(f"relative difference of the gradients: {(gradient_once - gradient_each).n
 
 
 # %% tags=["throughput-memory"]
-def throughput(world):
-    """Tokens per second that this rank gets through."""
-    _, seconds = timed_steps(world, overlap=True, steps=2)
-    return LOCAL_BATCH * 32 / seconds
-
-
 def state_bytes(world):
     """Bytes of parameters, gradients and AdamW's two moments that this rank holds after a step."""
     model = md.GPT(DEEP, seed=0)
@@ -525,14 +519,21 @@ def state_bytes(world):
     return sum(t.nbytes for p in model.parameters() for t in (p, p.grad)) + sum(t.nbytes for t in held)
 
 
+def throughput_and_memory(world):
+    """(tokens per second, bytes of training state) of this rank."""
+    _, seconds = timed_steps(world, overlap=True, steps=2)
+    return LOCAL_BATCH * 32 / seconds, state_bytes(world)
+
+
 worlds = [1, 2, 4, 8]
-per_rank = [min(md.launch(throughput, ranks=n, pace=CLUSTER, check=False)) for n in worlds]
-held = [md.launch(state_bytes, ranks=n)[0] for n in worlds]
+by_world = [md.launch(throughput_and_memory, ranks=n, pace=CLUSTER, check=False) for n in worlds]
+rates = [sum(rate for rate, _ in ranks) for ranks in by_world]
+held = [max(nbytes for _, nbytes in ranks) for ranks in by_world]
 viz.curves(
     worlds,
     measured={
-        "tokens per second": [n * rate / per_rank[0] for n, rate in zip(worlds, per_rank, strict=True)],
-        "memory of a rank": [h / held[0] for h in held],
+        "tokens per second": [rate / rates[0] for rate in rates],
+        "memory of a rank": [nbytes / held[0] for nbytes in held],
     },
     predicted={"tokens per second": lambda n: n, "memory of a rank": lambda n: 1},
     xlabel="ranks",

@@ -188,7 +188,7 @@ class Ledger:
         entry = Entry(self._key, self._number, ready, short(what), short(shown or what), **details)
         self._number += 1
         others = [r for r in range(len(self.ranks)) if r != self.rank]
-        title = f"call {entry.number} of {self.name!r}"
+        title = f"call {entry.number + 1} of {self.name!r}"
         posted = self._post(Posted(entry, others, title))
         self._last_named = entry if entry.named else self._last_named
         return posted

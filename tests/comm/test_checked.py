@@ -72,7 +72,7 @@ def test_different_shapes_and_types_name_the_call_and_the_ranks():
         world.all_reduce(torch.ones(3 + world.rank % 2))
 
     text = refusal(mixed, 3)
-    for words in ("call 1 of 'world'", "all_reduce(op='sum') of float32 [3]", "all_reduce(op='sum') of float32 [4]"):
+    for words in ("call 2 of 'world'", "all_reduce(op='sum') of float32 [3]", "all_reduce(op='sum') of float32 [4]"):
         assert words in text
 
     def types(world):
@@ -185,7 +185,7 @@ def test_the_second_to_come_raises_and_shows_both():
     first, second = two_ledgers()
     first.collective("all_reduce of float32 [3]", "all_reduce of float32 [3] at a.py:1")
     with pytest.raises(
-        CommMismatch, match=r"(?s)call 0 .*rank 0: all_reduce .* a\.py:1.*rank 1: all_reduce .* b\.py:2"
+        CommMismatch, match=r"(?s)call 1 .*rank 0: all_reduce .* a\.py:1.*rank 1: all_reduce .* b\.py:2"
     ):
         second.collective("all_reduce of float32 [4]", "all_reduce of float32 [4] at b.py:2")
 
@@ -197,7 +197,7 @@ def test_order_counts_not_time():
     for what in "abc":
         second.collective(what)
     first.collective("d")
-    with pytest.raises(CommMismatch, match="call 3"):
+    with pytest.raises(CommMismatch, match="call 4"):
         second.collective("e")
 
 
@@ -213,7 +213,7 @@ def test_overwritten_entries_are_not_compared():
     for i in range(20):
         behind.collective(f"broadcast of float32 [{i % 3}]")
     ahead.collective("a")
-    with pytest.raises(CommMismatch, match="call 20"):
+    with pytest.raises(CommMismatch, match="call 21"):
         behind.collective("b")
 
 

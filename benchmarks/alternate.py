@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import time
 from collections.abc import Callable, Mapping
 
@@ -17,18 +18,18 @@ def alternate(steps: Mapping[str, Step], world: md.Comm, rounds: int, warmup: in
     """Seconds of every step in every round: {name: [rounds]}, the same lists on every rank.
 
     A step's time is the world's: from the first rank's start to the last rank's end, after a barrier. Each round
-    runs every contender once and begins with another one, so none is always first into a cold cache. The
-    garbage collector rests meanwhile, as in timeit. The ranks share one host, hence one monotonic clock.
+    runs every contender once, in an order drawn anew, so none always runs in the cache that a certain other left
+    behind. The garbage collector rests meanwhile, as in timeit. The ranks share one host, hence one monotonic clock.
     """
     names = list(steps)
     starts = torch.zeros(len(names), warmup + rounds, dtype=torch.float64)
     ends = torch.zeros_like(starts)
+    draw = random.Random(0)  # the same order on every rank
     gc.collect()
     gc.disable()
     try:
         for turn in range(warmup + rounds):
-            for offset in range(len(names)):
-                index = (turn + offset) % len(names)
+            for index in draw.sample(range(len(names)), len(names)):
                 world.barrier()
                 starts[index, turn] = time.monotonic()
                 steps[names[index]]()

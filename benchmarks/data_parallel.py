@@ -34,6 +34,7 @@ WHAT = {
     "bucketed": "one all-reduce a bucket after the backward pass (md.DataParallel(overlap=False))",
     "overlapped": "one all-reduce a bucket as soon as it is full, during the backward pass (md.DataParallel)",
     "overlapped vs DDP with views": "md.DataParallel against DDP(gradient_as_bucket_view=True, static_graph=True)",
+    "all ours": "md.DataParallel and md.AdamW against DDP and torch.optim.AdamW",
     "one process": "md.DataParallel on all ranks against one process with a thread a core, same global batch",
 }
 
@@ -52,6 +53,7 @@ def rows(quick: bool) -> Iterator[Row]:
             ("one process", "one process", 1.0),
         ):
             yield compare(name + row, seconds["overlapped"], seconds[theirs], bar, WHAT[row], judged=False)
+        yield compare(name + "all ours", seconds["all ours"], seconds["ddp"], BAR, WHAT["all ours"], judged=False)
 
 
 def measure(world: md.Comm, training: Training) -> dict[str, list[float]]:
@@ -62,6 +64,7 @@ def measure(world: md.Comm, training: Training) -> dict[str, list[float]]:
         "naive": naive_trainer(training, world),
         "bucketed": trainer(training, world, lambda model: md.DataParallel(model, world, overlap=False)),
         "overlapped": trainer(training, world, lambda model: md.DataParallel(model, world)),
+        "all ours": trainer(training, world, lambda model: md.DataParallel(model, world), md.AdamW),
         "ddp views": trainer(
             training,
             world,
@@ -72,22 +75,28 @@ def measure(world: md.Comm, training: Training) -> dict[str, list[float]]:
     return alternate(steps, world, training.rounds)
 
 
-def trainer(training: Training, world: md.Comm, wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> Step:
-    """One step of this rank's share: forward, backward (which averages the gradients), torch's AdamW."""
+def trainer(
+    training: Training,
+    world: md.Comm,
+    wrap: Callable[[torch.nn.Module], torch.nn.Module],
+    optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW,
+) -> Step:
+    """One step of this rank's share: forward, backward (which averages the gradients), AdamW."""
     replica = wrap(md.GPT(training.config, seed=0))
-    return stepper(replica, batches(training, world.rank, world.size))
+    return stepper(replica, batches(training, world.rank, world.size), optimizer)
 
 
 def naive_trainer(training: Training, world: md.Comm) -> Step:
     model = md.GPT(training.config, seed=0)
-    return stepper(model, batches(training, world.rank, world.size), lambda: md.average_gradients(model, world))
+    data = batches(training, world.rank, world.size)
+    return stepper(model, data, torch.optim.AdamW, lambda: md.average_gradients(model, world))
 
 
 def one_process_trainer(training: Training, world: md.Comm) -> Step:
     """Rank 0 trains on the whole batch with all cores; the others go straight to the next barrier."""
     if world.rank != 0:
         return lambda: None
-    step = stepper(md.GPT(training.config, seed=0), batches(training, 0, 1))
+    step = stepper(md.GPT(training.config, seed=0), batches(training, 0, 1), torch.optim.AdamW)
 
     def with_all_cores() -> None:
         torch.set_num_threads(cores())
@@ -97,8 +106,13 @@ def one_process_trainer(training: Training, world: md.Comm) -> Step:
     return with_all_cores
 
 
-def stepper(model: torch.nn.Module, data: Iterator, synchronize: Callable[[], object] = lambda: None) -> Step:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+def stepper(
+    model: torch.nn.Module,
+    data: Iterator[tuple[torch.Tensor, torch.Tensor]],
+    kind: Callable[..., torch.optim.Optimizer],
+    synchronize: Callable[[], object] = lambda: None,
+) -> Step:
+    optimizer = kind(model.parameters(), lr=1e-4)
 
     def step() -> None:
         tokens, targets = next(data)

@@ -374,7 +374,7 @@ def race(world, sizes):
     return times
 
 
-RACE_SIZES = [4_000, 16_000, 64_000, 256_000, 1_024_000]
+RACE_SIZES = [4_000, 16_000, 64_000, 256_000, 512_000]
 raced = md.launch(race, ranks=8, args=(RACE_SIZES,), pace=one_machine, check=False)
 slowest = {name: [max(times) for times in zip(*(r[name] for r in raced), strict=True)] for name in ("tree", "ring")}
 viz.curves(
@@ -439,7 +439,7 @@ def time_once(world, nbytes):
 
 
 LARGE = 2_000_000
-ranks = [2, 3, 4, 6, 8]
+ranks = [2, 4, 6, 8]
 times = [max(md.launch(time_once, ranks=n, args=(LARGE,), pace=one_machine, check=False)) for n in ranks]
 algorithm = [LARGE / t / 1e6 for t in times]
 
@@ -499,7 +499,7 @@ def hierarchical_s(size):
     return inside + across
 
 
-BOTH_SIZES = [250_000, 500_000, 1_000_000, 2_000_000, 4_000_000]
+BOTH_SIZES = [500_000, 1_000_000, 2_000_000]
 both = md.launch(flat_and_hierarchical, ranks=8, args=(BOTH_SIZES,), pace=two_machines, check=False)
 viz.curves(
     [size / 1e6 for size in BOTH_SIZES],

@@ -289,7 +289,7 @@ def time_averaging(world, bucket_mb):
     return len(calls), max(call.end for call in calls) - calls[0].start
 
 
-SIZES_MB = [0.05, 0.1, 0.25, 0.5, 1]
+SIZES_MB = [0.05, 0.1, 0.25, 1]
 averaging = {}
 for mb in [None, *SIZES_MB]:
     ranks = md.launch(time_averaging, ranks=4, args=(mb,), pace=CLUSTER, check=False)

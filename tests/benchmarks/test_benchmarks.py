@@ -100,7 +100,7 @@ def test_shared_noise_does_not_move_the_ratio():
 
 
 def test_contenders_take_turns_and_every_step_is_timed():
-    """Every round runs each contender once, none always first, and the time is its own: a planted sleep shows where it was planted."""
+    """Each round runs each contender once, none always first; a planted sleep shows where it was planted."""
 
     class Alone:
         """As much of a Comm as alternate uses, for a world of one."""

@@ -41,7 +41,7 @@ def _draw_lane(
         hatch = "////" if span.lane == "comm" else None
         ax.add_patch(_box(left, y, width, thin, colour_of(span), hatch))
         name = str(span.action)
-        if span.seconds > 0.0105 * seconds * len(name) and thin > 0.3 * height:
+        if span.seconds > 0.0105 * seconds * len(name) and thin > 0.9 * height:
             halo(
                 ax.text(left + width / 2, y + thin / 2, name, ha="center", va="center", size=8, color=INK, clip_on=True)
             )

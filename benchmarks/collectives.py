@@ -20,7 +20,8 @@ BAR = 1.05
 CLAIMED_FROM_BYTES = 2**20
 
 WHAT = {
-    "Comm": "the collective of md.Comm, unchecked",
+    "Comm": "the collective of md.Comm, unchecked; both sides return a new tensor where the result is one",
+    "Comm, lengths exchanged": "md.Comm's without `sizes`: the ranks first tell each other how much they bring",
     "ring": "md.algorithms, built from send and recv in Python",
     "halving": "md.algorithms, recursive halving and doubling, the same way",
 }
@@ -64,13 +65,14 @@ def ways(op: str, count: int, world: md.Comm) -> dict[str, Step]:
         }
     if op == "reduce_scatter":
         return {
-            "gloo": lambda: dist.reduce_scatter_single(part, whole),
+            "gloo": lambda: dist.reduce_scatter_single(torch.empty_like(part), whole),
             "Comm": lambda: world.reduce_scatter(whole),
             "ring": lambda: algorithms.ring_reduce_scatter(whole, world),
         }
     return {
-        "gloo": lambda: dist.all_gather_single(whole, part),
-        "Comm": lambda: world.all_gather(part),
+        "gloo": lambda: dist.all_gather_single(torch.empty_like(whole), part),
+        "Comm": lambda: world.all_gather(part, sizes=[len(part)] * world.size),
+        "Comm, lengths exchanged": lambda: world.all_gather(part),
         "ring": lambda: algorithms.ring_all_gather(part, world),
     }
 

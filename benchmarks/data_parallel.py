@@ -26,7 +26,7 @@ class Training:
     rounds: int
 
 
-FULL = Training(md.GPTConfig(layers=4, dim=256, heads=4, vocab=256, seq=128), batch=16, rounds=30)
+FULL = Training(md.GPTConfig(layers=4, dim=256, heads=4, vocab=256, seq=128), batch=16, rounds=50)
 QUICK = Training(md.GPTConfig(layers=1, dim=16, heads=2, vocab=256, seq=16), batch=4, rounds=4)
 
 WHAT = {

@@ -70,6 +70,7 @@ def launch(
         return [fn(comm, *args)]
     if job.backend == "nccl":
         environment.check_devices(job.ranks, "nccl", torch.cuda.device_count())
+    arguments.check_pace(pace, job.ranks)
     arguments.check_names(fn)
     with _launcher.turn(concurrent):
         return _run_there(fn, args, job, pace)

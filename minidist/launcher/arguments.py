@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
+from minidist.plan.hardware import Cluster
+
 
 def check_call(fn: Any, args: Any) -> None:
     """Raise TypeError unless ``fn(world, *args)`` is a possible call."""
@@ -25,6 +27,16 @@ def check_call(fn: Any, args: Any) -> None:
         called = ", ".join(["world", *(f"args[{i}]" for i in range(len(args)))])
         name = getattr(fn, "__name__", "fn")
         raise TypeError(f"each rank calls {name}({called}), but it is {name}{signature}: {error}") from None
+
+
+def check_pace(pace: Any, ranks: int) -> None:
+    """Raise unless ``pace`` is None, or a Cluster with a chip for every rank."""
+    if pace is None:
+        return
+    if not isinstance(pace, Cluster):
+        raise TypeError(f"pace must be a Cluster, and is {pace!r}: write pace=md.Cluster(...)")
+    if ranks > pace.ranks:
+        raise ValueError(f"pace has {pace.machines} x {pace.chips} chips for {ranks} ranks: each rank needs its own")
 
 
 def check_names(fn: Any) -> None:

@@ -61,7 +61,9 @@ def launch(
     starts, for what cannot work; KeyboardInterrupt, after the ranks are gone, when interrupted.
     """
     arguments.check_call(fn, args)
-    job = Job(4 if ranks is None else ranks, timeout, backend or "gloo", check, pace is not None, seed)
+    job = Job(
+        4 if ranks is None else ranks, timeout, "gloo" if backend is None else backend, check, pace is not None, seed
+    )
     here = _environment()
     if not here.alone:
         _check_here(here, ranks, pace)
@@ -88,11 +90,11 @@ def world_from_env(backend: str | None = None, timeout: float = 600, seed: int =
     backend = backend if first or backend else dist.get_backend()
     backend, device = environment.place(here, backend, torch.cuda.device_count())
     meet = f"tcp://{here.master}" if here.master else ""
+    if first and here.rank == 0:  # before joining, which is where a wrong environment shows
+        print(f"{here.table()}\n{'backend':<14}{backend} on {device}", file=sys.stderr)
     comm = world.join(backend, meet, here.rank, here.size, timeout, seed, torch.device(device))
     if first:
         atexit.register(_leave)
-        if here.rank == 0:
-            print(f"{here.table()}\n{'backend':<14}{backend} on {device}", file=sys.stderr)
     return comm
 
 

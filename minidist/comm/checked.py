@@ -9,7 +9,7 @@ import marshal
 import struct
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from types import FrameType
 from typing import Any, NamedTuple
@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from minidist.comm import wire
+
+_MEANT = "which has another tensor of that name (if that is meant, give both one name, or launch with check=False)"
 
 
 class CommMismatch(RuntimeError):
@@ -114,16 +116,20 @@ def short(text: str, room: int = 160) -> str:
     return text if len(text) <= room else f"{text[: room - 13]}... #{zlib.crc32(text.encode()):08x}"
 
 
-def describe(call: str, x: Tensor, ragged: bool, where: str) -> tuple[str, str]:
+def describe(call: str, x: Tensor, ragged: bool, inside: str, where: str) -> tuple[str, str]:
     """A call as all ranks must make it, and as an error shows it. ragged: lengths along dim 0 may differ.
 
+    inside: the module of this package that calls, if it is not the user. A bucket of gradients must not be added to a
+    metric that happens to have its shape.
+
     >>> import torch
-    >>> describe("all_gather", torch.zeros(3, 2), ragged=True, where="train.py:7")
+    >>> describe("all_gather", torch.zeros(3, 2), ragged=True, inside="", where="train.py:7")
     ('all_gather of float32 [*, 2]', 'all_gather of float32 [3, 2] at train.py:7')
     """
     kind, shape = wire.name(x.dtype), list(x.shape)
     common = f"[{', '.join(['*', *map(str, shape[1:])])}]" if ragged else shape
-    return f"{call} of {kind} {common}", f"{call} of {kind} {shape} at {where}"
+    by = f" in {inside}" if inside else ""
+    return f"{call} of {kind} {common}{by}", f"{call} of {kind} {shape}{by} at {where}"
 
 
 def conflict(mine: Entry, theirs: Entry, my_rank: int, their_rank: int) -> str:
@@ -135,7 +141,7 @@ def conflict(mine: Entry, theirs: Entry, my_rank: int, their_rank: int) -> str:
             return f"rank {a_rank} sends {a.send[b_rank]} to rank {b_rank}, which expects {b.recv[a_rank]}"
     names = crossed(mine, theirs)
     if names and mine.site != theirs.site and not set(mine.named) & set(theirs.named):
-        return f"rank {my_rank} passes {names[0]} where rank {their_rank} passes {names[1]}"
+        return f"rank {my_rank} passes {names[0]} where rank {their_rank} passes {names[1]}, {_MEANT}"
     return ""
 
 
@@ -160,14 +166,25 @@ def names_of(x: Tensor, frame: FrameType) -> tuple[tuple[str, ...], tuple[str, .
     (('b',), ('a',))
     """
     variables = frame.f_locals
-    items = list(variables.items())
+    items = [item for name, value in variables.items() for item in _tensors(name, value)]
     named = tuple(sorted(name for name, value in items if value is x))
-    others = tuple(sorted(name for name, value in items if value is not x and isinstance(value, Tensor)))
+    others = tuple(sorted(name for name, value in items if value is not x))
     # Before Python 3.13 a function's frame caches this dict and with it every tensor in it. Where only the frame and we
     # hold it, it can go; where the caller asked for locals() it is theirs.
     if frame.f_code.co_flags & 1 and sys.version_info < (3, 13) and sys.getrefcount(variables) <= 3:
         variables.clear()
     return named[:8], others[:16]
+
+
+def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    """A variable that is a tensor, or the tensors in one that is a small dict, each with its name.
+
+    Not those of a list: `shards[rank]` is another place on every rank, and right.
+    """
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, dict) and len(value) <= 32:
+        yield from ((f"{name}[{key!r}]", item) for key, item in list(value.items()) if isinstance(item, Tensor))
 
 
 class Ledger:
@@ -229,7 +246,7 @@ class Ledger:
         if before is None or (before[1] != names[0] and before[0] != names[1]):
             return ""
         meeting = f"rank {self.rank} passes {names[0]} where rank {r} passes {names[1]}"
-        return f"{meeting}; before, {before[0]} met {before[1]}"
+        return f"{meeting}, {_MEANT}; before, {before[0]} met {before[1]}"
 
     def _explain(self, posted: "Posted", why: str) -> str:
         rows = []
@@ -256,16 +273,25 @@ class Posted(NamedTuple):
         return self.entry.key, self.entry.number
 
 
-def caller() -> tuple[FrameType | None, str]:
-    """The frame that called into minidist.comm, if it is not of the package; and the user's line, as text."""
+class Caller(NamedTuple):
+    """Who called into minidist.comm: the user's frame, else the module of this package; the user's line."""
+
+    frame: FrameType | None
+    inside: str
+    where: str
+
+
+def caller() -> Caller:
+    """Who called into minidist.comm."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _module(frame).startswith("minidist.comm"):
         frame = frame.f_back
-    direct = frame if frame is not None and not _module(frame).startswith("minidist.") else None
+    inside = "" if frame is None or not _module(frame).startswith("minidist.") else _module(frame)
+    direct = None if inside else frame
     while frame is not None and _module(frame).startswith(("minidist.", "torch.")):
         frame = frame.f_back
     where = "" if frame is None else f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
-    return direct, where
+    return Caller(direct, inside, where)
 
 
 def _module(frame: FrameType) -> str:

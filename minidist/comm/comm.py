@@ -200,7 +200,7 @@ class Comm:
     def lengths(self, length: int) -> list[int]:
         """Every rank's `length`, in the order of the ranks. Neither recorded nor paced."""
         if self._ledger is not None and self.check:
-            self._ledger.collective("lengths", f"lengths at {checked.caller()[1]}")
+            self._ledger.collective("lengths", f"lengths at {checked.caller().where}")
         with self.watch.waiting("lengths"):
             return self._transport.introduce(torch.empty(length, 0, device=self.device))[0]
 
@@ -258,6 +258,7 @@ class Comm:
         """
         members = [tuple(group) for group in members]
         check_division(members, self.size)
+        members = [tuple(map(int, group)) for group in members]  # a number of numpy is a rank too
         if self._ledger is not None and self.check:
             self._ledger.collective(f"subgroups({[list(group) for group in members]})")
         self._divisions += 1
@@ -316,11 +317,11 @@ class Comm:
             return opened
         written: dict[str, Any] = {"send": send, "recv": recv}
         if self.check:
-            frame, where = checked.caller()
+            frame, inside, where = checked.caller()
             if names and frame is not None:
                 written["named"], written["others"] = checked.names_of(x, frame)
                 written["site"] = f"{frame.f_code.co_name} {frame.f_code.co_firstlineno} {frame.f_lasti}"
-            texts = checked.describe(op + arguments, x, ragged, where)
+            texts = checked.describe(op + arguments, x, ragged, inside, where)
         else:
             texts = (op, op)
         if self.pace is not None:
@@ -337,7 +338,8 @@ class Comm:
         what, shown = f"{x.numel()} {wire.name(x.dtype)}", op
         if self.check:
             peer = f"dst={dst}" if src == self.rank else f"src={src}"
-            shown = checked.describe(f"{op}({peer}, tag={tag})", x, False, checked.caller()[1])[1]
+            _, inside, where = checked.caller()
+            shown = checked.describe(f"{op}({peer}, tag={tag})", x, False, inside, where)[1]
         ready = 0.0 if self.pace is None else self.pace.call(op, x.nbytes, ends)
         opened.posted = self._ledger.message(what, shown, src, dst, tag, ready)
         return opened
@@ -364,7 +366,8 @@ class Comm:
             self._time(call, opened)
             return result
 
-        handle = Handle(f"{call.op}.wait()" if async_op else call.op, started, done, self.watch)
+        what = (f"{call.op}.wait()" if async_op else call.op) + ("" if self.name == "world" else f" in {self.name!r}")
+        handle = Handle(what, started, done, self.watch)
         return handle if async_op else handle.wait()
 
     def _time(self, call: Call, opened: _Opened) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from numbers import Integral
 from typing import Any
 
 import torch.distributed as dist
@@ -17,7 +18,7 @@ def check_division(members: Sequence[Sequence[int]], size: int) -> None:
     """
     seen: set[int] = set()
     for group in members:
-        if not group or any(not isinstance(rank, int) or not 0 <= rank < size for rank in group):
+        if not group or any(not isinstance(rank, Integral) or not 0 <= rank < size for rank in group):
             raise ValueError(f"group {list(group)} must hold ranks of this Comm, which are 0 to {size - 1}")
         if any(a >= b for a, b in pairwise(group)):
             raise ValueError(f"group {list(group)} must be in ascending order: torch numbers its ranks that way")

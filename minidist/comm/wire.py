@@ -3,6 +3,7 @@
 `pack` turns a view into contiguous memory, without a copy where it already is, and `unpack` writes the result back.
 """
 
+from numbers import Integral
 from typing import NoReturn
 
 import torch
@@ -66,7 +67,7 @@ def check_reduction(op: str, reduction: str, x: Tensor) -> None:
 
 def check_rank(op: str, what: str, rank: int, size: int) -> None:
     """Raise unless `rank`, the argument called `what`, is a rank of a group of this size."""
-    if not isinstance(rank, int) or not 0 <= rank < size:
+    if not isinstance(rank, Integral) or not 0 <= rank < size:
         raise ValueError(f"{op}: {what}={rank!r} is no rank of this Comm: they are 0 to {size - 1}")
 
 

@@ -72,6 +72,8 @@ def _torchrun(env: Mapping[str, str]) -> Environment | None:
     notes = () if "LOCAL_RANK" in env else ("LOCAL_RANK is not set: RANK is used, right on one machine only",)
     _check("RANK", rank, "WORLD_SIZE", size)
     port = _number(env, "MASTER_PORT") if "MASTER_PORT" in env else 29500
+    if lacking := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in env]:
+        notes += (f"without {' and '.join(lacking)}: taken as for ranks on one machine. torchrun sets all of them",)
     master = f"{env.get('MASTER_ADDR', '127.0.0.1')}:{port}"
     local_size = _number(env, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in env else size
     return Environment(rank, size, local, "torchrun", local_size, master, notes=notes)

@@ -39,8 +39,10 @@ class Job:
             raise _wrong("timeout", self.timeout, "a number of seconds, from above 0 to 10^7", _is_number(self.timeout))
         if self.backend not in BACKENDS:
             raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, or None for gloo, and is {self.backend!r}")
-        if not _is_whole(self.seed):
-            raise _wrong("seed", self.seed, "a whole number", False)
+        if not isinstance(self.check, bool):
+            raise _wrong("check", self.check, "True or False", False)
+        if not _is_whole(self.seed) or not -(2**63) <= self.seed < 2**64:
+            raise _wrong("seed", self.seed, "a whole number of at most 64 bits", _is_whole(self.seed))
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self), default=lambda number: number.item()).encode()  # a numpy number

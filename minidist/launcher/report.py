@@ -133,6 +133,7 @@ def odd_one_out(slots: Sequence[Snapshot]) -> str:
 
 
 def _everyone(op: str) -> str:
+    op = op.split()[0]
     if "recv" in op:
         return "each for a message that none has sent"
     if "send" in op:

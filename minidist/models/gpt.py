@@ -55,6 +55,8 @@ class GPTConfig:
             raise ValueError(f"kv_heads={self.kv_heads} does not divide heads={self.heads}: use one of {legal}")
         if self.mlp not in ("swiglu", "gelu"):
             raise ValueError(f'mlp must be "swiglu" or "gelu", not {self.mlp!r}')
+        if not isinstance(self.tie, bool):
+            raise ValueError(f"tie must be True or False, not {self.tie!r}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout is the share of numbers set to zero: at least 0 and below 1, not {self.dropout}")
 
@@ -209,8 +211,10 @@ class GPT(nn.Module):
         """tokens [B, S] (whole numbers below V) -> logits [B, S, V].
 
         positions [S] or [B, S]: where in the sequence each token stands; None: 0 .. S-1. Whoever cuts a sequence into
-        parts says so here. Raises ValueError for more than config.seq tokens.
+        parts says so here. Raises ValueError for another shape, or more than config.seq tokens.
         """
+        if tokens.dim() < 2:
+            raise ValueError(f"tokens must be [B, S], and are {list(tokens.shape)}: tokens[None] is a batch of one")
         if (length := tokens.shape[1]) > self.config.seq:
             raise ValueError(
                 f"a sequence of {length} tokens, and config.seq is {self.config.seq}: "

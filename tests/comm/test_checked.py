@@ -60,6 +60,37 @@ def loop_in_another_order(world, turns):
         world.barrier()
 
 
+def test_c13_swapped_in_a_dict():
+    def swapped_entries(world):
+        p = {"A": torch.tensor([1.0 + world.rank]), "B": torch.tensor([10.0 * (world.rank + 1)])}
+        if world.rank == 0:
+            world.all_reduce(p["A"])
+            world.all_reduce(p["B"])
+        else:
+            world.all_reduce(p["B"])
+            world.all_reduce(p["A"])
+
+    text = refusal(swapped_entries)
+    assert "called p['A']" in text
+    assert "called p['B']" in text
+    assert "give both one name" in text  # what to do where it is meant
+
+
+def test_a_bucket_of_gradients_never_meets_a_metric_of_its_shape():
+    def mixed(world):
+        replica = md.DataParallel(torch.nn.Linear(2, 2, bias=False), world)
+        loss = replica(torch.ones(1, 2)).sum()
+        if world.rank == 0:
+            world.all_reduce(torch.ones(4))
+        loss.backward()
+        if world.rank == 1:
+            world.all_reduce(torch.ones(4))
+
+    text = refusal(mixed)
+    assert "all_reduce(op='sum') of float32 [4] at test_checked.py" in text
+    assert "all_reduce(op='sum') of float32 [4] in minidist.parallel.data" in text
+
+
 @pytest.mark.parametrize("turns", [2, 3])
 def test_c13_loops_in_different_orders(turns):
     text = refusal(partial(loop_in_another_order, turns=turns))
@@ -163,6 +194,9 @@ def right_programs(world):
         world.send(torch.ones(0), 1, tag=7)
     if rank == 1:
         world.recv(torch.ones(2, 0), 0, tag=7)  # as many elements
+    shards = [torch.ones(2) for _ in range(size)]
+    for turn in range(size):
+        world.all_gather(shards[(rank + turn) % size])  # an entry of a list, another on every rank
     group = world.subgroups([list(range(rank_ + 1)) for rank_ in [1]])
     if group is not None:  # the others go on meanwhile
         group.all_reduce(torch.ones(1))

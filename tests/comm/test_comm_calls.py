@@ -2,6 +2,7 @@
 
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 
@@ -77,6 +78,15 @@ WORDS = (
     "ValueError: ranks must be ascending",
     "ValueError: rank 2 is no index",
 )
+
+
+def test_numbers_of_numpy_are_ranks():
+    def numbered(world):
+        last = np.int64(world.size - 1)
+        pair = world.subgroups(np.arange(2).reshape(1, 2) if world.rank else [[0, 1]], name="pair")
+        return world.broadcast(torch.tensor([float(world.rank)]), last).item(), pair.ranks
+
+    assert md.launch(numbered, 2) == [(1.0, (0, 1))] * 2
 
 
 def test_what_cannot_work_is_refused_before_anything_is_sent():

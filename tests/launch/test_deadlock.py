@@ -74,6 +74,18 @@ def test_another_operation_without_checks_and_raw():
     assert "All of them wait in irecv.wait(): each for a message that none has sent." in text
 
 
+def test_the_axes_of_a_mesh_in_a_circle():
+    def circle(world):
+        mesh = md.Mesh({"dp": 2, "tp": 2}, world)
+        axes = [mesh["tp"], mesh["dp"]] if world.rank in (0, 3) else [mesh["dp"], mesh["tp"]]
+        for axis in axes:
+            axis.all_reduce(torch.ones(2))
+
+    text = stuck(circle, ranks=4)
+    assert text.count("waits in all_reduce in 'tp', ") == 2
+    assert text.count("waits in all_reduce in 'dp', ") == 2
+
+
 def test_a_group_that_only_its_members_make():
     def alone(world):
         dist.new_group([0, 1]) if world.rank == 0 else world.barrier()

@@ -18,6 +18,7 @@ SLURM |= {"SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_JOB_ID": "77", "SLURM_NODE
 
 def test_torchrun():
     here = resolve(TORCHRUN)
+    assert here.notes == ()
     assert (here.rank, here.size, here.local_rank, here.local_size) == (4, 8, 0, 4)
     assert here.master == "node1:1234"
     assert environment.place(here, None, gpus=4) == ("nccl", "cuda:0")
@@ -74,6 +75,8 @@ def test_no_local_rank_has_a_note():
     here = resolve({"RANK": "1", "WORLD_SIZE": "2"})
     assert here.local_rank == 1
     assert "LOCAL_RANK is not set" in here.table()
+    assert "without MASTER_ADDR and MASTER_PORT: taken as for ranks on one machine" in here.table()
+    assert "without MASTER_PORT: " in resolve({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1"}).table()
 
 
 SCRIPT = """

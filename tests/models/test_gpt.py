@@ -276,6 +276,8 @@ def test_lengths():
     assert gpt(tokens(length=9)).shape == (B, 9, 11)
     with pytest.raises(ValueError, match=r"10 tokens.*GPTConfig\(seq=10\)"):
         gpt(tokens(length=10))
+    with pytest.raises(ValueError, match=r"tokens must be \[B, S\], and are \[4\]"):
+        gpt(tokens(length=4)[0])
     gpt(tokens(batch=0)).sum().backward()  # a rank without samples
     assert all(p.grad is not None and not p.grad.any() for p in gpt.parameters())
 
@@ -315,6 +317,7 @@ def test_it_learns():
         ({"seq": "long"}, "seq must be"),
         ({"mlp": "relu"}, 'mlp must be "swiglu" or "gelu", not \'relu\''),
         ({"dropout": 1.0}, "dropout is the share"),
+        ({"tie": "x"}, "tie must be True or False, not 'x'"),
     ],
 )
 def test_a_config_that_cannot_be_built(wrong, message):

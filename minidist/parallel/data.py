@@ -185,7 +185,7 @@ class DataParallel(nn.Module):
         check_same_module(module, comm)
         broadcast_tensors([*module.parameters(), *module.buffers()], comm)
 
-        self._known = {p for p in module.parameters() if p.requires_grad}
+        self._known = {p: (p.dtype, p.device) for p in module.parameters() if p.requires_grad}
         self._statistics = persistent_buffers(module) if broadcast_buffers else []
         self._buckets = make_buckets(named, bucket_mb)
         self._launched = 0  # buckets that are on their way
@@ -203,11 +203,12 @@ class DataParallel(nn.Module):
         return self.module(*args, **kwargs)
 
     def _check_parameters(self) -> None:
-        """Refuse to train a parameter that no bucket has."""
-        if unknown := [n for n, p in self.module.named_parameters() if p.requires_grad and p not in self._known]:
+        """Refuse to train a parameter that no bucket has, or that its bucket no longer fits."""
+        trained = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
+        if unknown := [n for n, p in trained.items() if self._known.get(p) != (p.dtype, p.device)]:
             raise RuntimeError(
-                f"{', '.join(unknown)}: frozen or not there when DataParallel was built, so its gradient would not be "
-                "averaged: wrap the module again"
+                f"{', '.join(unknown)}: frozen, not there, or of another dtype or device when DataParallel was built, "
+                "so its gradient would not be averaged: wrap the module again"
             )
 
     # ---- during the backward pass ------------------------------------------------------------------------------------
@@ -352,6 +353,9 @@ class DataParallel(nn.Module):
     def check_replicas(self) -> None:
         """Raise RuntimeError, on all ranks, if the parameters are no longer equal. Every rank calls."""
         check_replicas(self.module, self.comm)
+
+    def __getstate__(self) -> Any:
+        raise TypeError("a DataParallel belongs to its ranks and cannot be copied or saved: copy or save its .module")
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self.module.state_dict(*args, **kwargs)

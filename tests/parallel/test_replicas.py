@@ -187,6 +187,18 @@ def test_names_have_no_prefix(solo):
         replica.load_state_dict({})
 
 
+def test_converting_or_copying_it_is_refused(solo):
+    replica = md.DataParallel(nn.Linear(2, 2), solo)
+    with pytest.raises(TypeError, match=r"copy or save its \.module"):
+        copy.deepcopy(replica)
+    copied = copy.deepcopy(replica.module)
+    replica.double()
+    with pytest.raises(RuntimeError, match=r"weight, bias: .* another dtype .* wrap the module again"):
+        replica(torch.ones(1, 2, dtype=torch.float64))
+    md.DataParallel(copied.double(), solo)(torch.ones(1, 2, dtype=torch.float64)).sum().backward()
+    assert copied.weight.grad.dtype is torch.float64
+
+
 def test_a_larger_module_saves_and_loads_it(solo):
     larger = nn.ModuleDict({"body": md.DataParallel(nn.Linear(2, 2), solo), "head": nn.Linear(2, 1)})
     plain = nn.ModuleDict({"body": nn.Linear(2, 2), "head": nn.Linear(2, 1)})

@@ -69,7 +69,7 @@ def install(root, venv):
     print("Installing the tested versions (the first time takes some minutes)", flush=True)
     quiet = [] if sys.stdout.isatty() else ["--quiet"]
     command = [python_of(venv), "-m", "pip", "install", "--disable-pip-version-check", "-c", "constraints.txt"]
-    if subprocess.call([*command, *quiet, "-e", ".[course,test]"], cwd=root) != 0:
+    if subprocess.call([*command, *quiet, "-e", ".[course,grading,test]"], cwd=root) != 0:
         sys.exit("The set-up failed: pip's message is above. Nothing is broken; run the same command again.")
 
 

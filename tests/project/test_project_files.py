@@ -35,7 +35,7 @@ def pins() -> dict[str, str]:
 
 
 def requirements() -> list[Requirement]:
-    return [Requirement(line) for line in [*PROJECT["dependencies"], *EXTRAS["course"], *EXTRAS["test"]]]
+    return [Requirement(line) for line in [*PROJECT["dependencies"], *EXTRAS["course"], *EXTRAS["grading"], *EXTRAS["test"]]]
 
 
 def installed_for_this_project() -> dict[str, str]:
@@ -78,10 +78,10 @@ def test_constraints_are_what_is_installed_and_fit_the_ranges():
 def test_the_conda_environment_installs_the_same_through_the_same_file():
     environment = yaml.safe_load(read("environment.yml"))
     (pip,) = [entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict)]
-    assert pip == ["-c constraints.txt", "-e .[course,test]"]
+    assert pip == ["-c constraints.txt", "-e .[course,grading,test]"]
     source = read("course/install.py")
     assert '"-c", "constraints.txt"' in source
-    assert '"-e", ".[course,test]"' in source
+    assert '"-e", ".[course,grading,test]"' in source
     assert f"python{PROJECT['requires-python']}" in environment["dependencies"]
     assert PROJECT["requires-python"] == ">=" + ".".join(map(str, install.OLDEST))
 

@@ -5,6 +5,8 @@ from minidist.comm.checked import CommMismatch as CommMismatch
 from minidist.comm.comm import Comm as Comm
 from minidist.comm.layers import name_layer as name_layer
 from minidist.comm.partition import partition as partition
+from minidist.comm.transport import Started as Started
+from minidist.comm.transport import Transport as Transport
 from minidist.data import stdlib_tokens as stdlib_tokens
 from minidist.launch import LaunchError as LaunchError
 from minidist.launch import launch as launch
@@ -41,7 +43,9 @@ __all__ = [
     "Link",
     "Mesh",
     "Span",
+    "Started",
     "Timeline",
+    "Transport",
     "algorithms",
     "average_gradients",
     "data_parallel_step",

@@ -44,11 +44,11 @@ class Comm:
     is "sum", "mean", "min", "max" or "product". `src` and `dst` count inside this Comm. Tensors are of a type in
     `wire.DTYPES` on `device`, of any shape and strides; "dim 0" of a scalar is one row.
 
-    group: torch's process group, None for the default one. ranks: the members' world ranks, ascending. rank: my index
-    in them. device: where tensors live. recorder, watch: told of every call, of every wait. board: memory shared by all
-    ranks of the host. check: compare calls on the board before making them. pace: modelled times, see
-    `minidist.comm.pace`; needs a board. generator: this rank's own random numbers. name: for errors. key: the same text
-    on all members and on no other group.
+    group: torch's process group, None for the default one, or a `Transport` in its place. ranks: the members' world
+    ranks, ascending. rank: my index in them. device: where tensors live. recorder, watch: told of every call, of every
+    wait. board: memory shared by all ranks of the host. check: compare calls on the board before making them. pace:
+    modelled times, see `minidist.comm.pace`; needs a board. generator: this rank's own random numbers. name: for
+    errors. key: the same text on all members and on no other group.
 
     Raises ValueError where rank or ranks cannot be. Every method raises TypeError or ValueError for an argument that
     cannot work, and in checked mode `CommMismatch` where ranks call different things.

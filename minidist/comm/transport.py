@@ -1,6 +1,5 @@
-"""The calls into torch.distributed, on packed tensors: the one place that knows its names and what each backend lacks.
-
-Every method starts a communication and returns `Started`: the works to wait for, and what is left to do locally then.
+"""How packed tensors travel. Here: the calls into torch.distributed, the one place that knows its names and what each
+backend lacks. Whoever brings a `Transport` of their own gives it to Comm in place of the group.
 """
 
 import math
@@ -32,7 +31,7 @@ class Started(NamedTuple):
 
     def at_end(self, note: Callable[[], None]) -> None:
         """Call `note` in another thread as soon as the communication is over, if it is a single work that can tell."""
-        if len(self.works) == 1:
+        if len(self.works) == 1 and hasattr(self.works[0], "get_future"):
             self.works[0].get_future().add_done_callback(lambda _: note())
 
 
@@ -50,7 +49,59 @@ def combine(op: str, rows: Tensor | Sequence[Tensor], out: Tensor) -> None:
             out.add_(row)
 
 
-class Alone:
+class Transport:
+    """What moves a Comm's tensors: contiguous, on its device, and checked before they come here.
+
+    Every method starts a communication and returns `Started`; only `introduce` and `swap` wait for all ranks. Ranks
+    count inside the group, `op` is sum, min, max or product, and lengths are along dim 0.
+    """
+
+    def all_reduce(self, data: Tensor, op: str) -> Started:
+        """Reduce data over all ranks, into data."""
+        raise NotImplementedError
+
+    def reduce(self, data: Tensor, dst: int, op: str) -> Started:
+        """Reduce data over all ranks, into rank dst's data."""
+        raise NotImplementedError
+
+    def broadcast(self, data: Tensor, src: int) -> Started:
+        """Copy rank src's data into everyone's."""
+        raise NotImplementedError
+
+    def introduce(self, data: Tensor) -> tuple[list[int], Tensor | None]:
+        """Every rank's len(data); and all data in one tensor, where they came along. Waits for all ranks."""
+        raise NotImplementedError
+
+    def swap(self, counts: list[int], device: torch.device) -> list[int]:
+        """counts[r] is for rank r: what the others have for this rank. Waits for all ranks."""
+        raise NotImplementedError
+
+    def all_gather(self, out: Tensor, data: Tensor, sizes: Sequence[int]) -> Started:
+        """Everyone's data, sizes[r] long, one after the other into out."""
+        raise NotImplementedError
+
+    def reduce_scatter(self, out: Tensor, data: Tensor, op: str, parts: Sequence[int]) -> Started:
+        """Reduce data over all ranks; this rank's part, of the lengths `parts`, into out."""
+        raise NotImplementedError
+
+    def all_to_all(self, out: Tensor, data: Tensor, recv: Sequence[int], send: Sequence[int]) -> Started:
+        """Send a piece of data, send[r] long, to every rank; the pieces for this one, recv[r] long, into out."""
+        raise NotImplementedError
+
+    def barrier(self) -> Started:
+        """Over when every rank has called."""
+        raise NotImplementedError
+
+    def isend(self, data: Tensor, dst: int, tag: int) -> Started:
+        """Send data to rank dst."""
+        raise NotImplementedError
+
+    def irecv(self, data: Tensor, src: int, tag: int) -> Started:
+        """Receive into data what rank src sends with this tag."""
+        raise NotImplementedError
+
+
+class Alone(Transport):
     """A group of one rank: nothing is sent."""
 
     def all_reduce(self, data: Tensor, op: str) -> Started:
@@ -86,10 +137,11 @@ class Alone:
     def isend(self, data: Tensor, dst: int, tag: int) -> Started:
         raise AssertionError("a group of one has no peer")
 
-    irecv = isend
+    def irecv(self, data: Tensor, src: int, tag: int) -> Started:
+        raise AssertionError("a group of one has no peer")
 
 
-class Torch:
+class Torch(Transport):
     """A group as torch.distributed runs it on any backend: its own collectives."""
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
@@ -110,13 +162,11 @@ class Torch:
         return Started([dist.broadcast(data, group=self.group, async_op=True, group_src=src)])
 
     def introduce(self, data: Tensor) -> tuple[list[int], Tensor | None]:
-        """Every rank's len(data); and all data in one tensor, where they came along. Waits for all ranks."""
         sizes = torch.empty(self.size, dtype=torch.int64, device=data.device)
         _all_gather_single(sizes, sizes.new_tensor([len(data)]), group=self.group)
         return sizes.tolist(), None
 
     def swap(self, counts: list[int], device: torch.device) -> list[int]:
-        """counts[r] is for rank r: what the others have for this rank. Waits for all ranks."""
         mine = torch.tensor(counts, device=device)
         theirs = torch.empty_like(mine)
         dist.all_to_all_single(theirs, mine, group=self.group)
@@ -233,8 +283,10 @@ class Gloo(Torch):
         return works
 
 
-def transport(group: Any, rank: int, size: int) -> Alone | Torch:
-    """The transport for a group: by its size and its backend."""
+def transport(group: Any, rank: int, size: int) -> Transport:
+    """The transport for a group: by its size and its backend, unless it is one itself."""
+    if isinstance(group, Transport):
+        return group
     if size == 1:
         return Alone()
     return (Gloo if dist.get_backend(group) == "gloo" else Torch)(group, rank, size)

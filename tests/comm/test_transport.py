@@ -1,9 +1,10 @@
 """The two transports against each other: torch's own collectives, which other backends use, and gloo's parts."""
 
+import pytest
 import torch
 
 import minidist as md
-from minidist.comm.transport import Alone, Gloo, Torch, transport
+from minidist.comm.transport import Alone, Gloo, Started, Torch, Transport, transport
 
 
 def finished(started):
@@ -44,3 +45,39 @@ def test_torch_and_gloo_agree():
 
 def test_a_group_of_one_has_no_transport():
     assert type(transport(None, 0, 1)) is Alone
+
+
+class Mirror(Transport):
+    """A transport for one rank that believes it has a twin which does the same: sums double."""
+
+    def all_reduce(self, data, op):
+        return Started(finish=lambda: data.mul_(2))
+
+    def isend(self, data, dst, tag):
+        return Started([Work()])
+
+
+class Work:
+    """A work that can only be waited for."""
+
+    waited = 0
+
+    def wait(self):
+        Work.waited += 1
+
+
+def test_a_comm_takes_a_transport_of_someone_elses_in_place_of_a_group():
+    comm = md.Comm(Mirror(), (0, 1), 0)
+    x = torch.arange(6.0).reshape(2, 3).t()
+    assert comm.all_reduce(x) is x
+    assert x.tolist() == [[0, 6], [2, 8], [4, 10]]
+    assert comm.all_reduce(torch.ones(2), op="mean", async_op=True).wait().tolist() == [1, 1]
+    comm.isend(x, 1).wait()
+    assert Work.waited == 1
+    assert comm.recorder.calls[-1].sent == x.nbytes
+    with pytest.raises(NotImplementedError):
+        comm.barrier()
+
+
+def test_also_for_a_comm_of_one_rank():
+    assert md.Comm(Mirror(), (0,), 0).all_reduce(torch.ones(1)).item() == 2

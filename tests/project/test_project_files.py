@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -35,7 +36,9 @@ def pins() -> dict[str, str]:
 
 
 def requirements() -> list[Requirement]:
-    return [Requirement(line) for line in [*PROJECT["dependencies"], *EXTRAS["course"], *EXTRAS["grading"], *EXTRAS["test"]]]
+    return [
+        Requirement(line) for line in [*PROJECT["dependencies"], *EXTRAS["course"], *EXTRAS["grading"], *EXTRAS["test"]]
+    ]
 
 
 def installed_for_this_project() -> dict[str, str]:
@@ -73,6 +76,13 @@ def test_constraints_are_what_is_installed_and_fit_the_ranges():
     here = {name: version for name, version in here.items() if not name.startswith(("nvidia-", "cuda-", "triton"))}
     assert here.keys() <= pinned.keys()
     assert {name: pinned[name] for name in here} == here
+
+
+def test_the_pinned_versions_install_on_the_oldest_python_that_is_promised():
+    oldest = PROJECT["requires-python"].removeprefix(">=") + ".0"
+    for name in installed_for_this_project():
+        wanted = importlib.metadata.metadata(name)["Requires-Python"] or ""
+        assert SpecifierSet(wanted).contains(oldest), f"{name} {pins()[name]} needs Python {wanted}: pin an older one"
 
 
 def test_the_conda_environment_installs_the_same_through_the_same_file():

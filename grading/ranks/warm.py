@@ -1,0 +1,119 @@
+"""A process that has torch imported once, and forks ranks whenever it is asked to. It runs no code of a learner itself.
+
+Started by host.py as ``python -m grading.ranks.warm DESCRIPTOR MARK``, perhaps in a sandbox. It ends, with all that
+it ever started, when the other end of its socket is closed.
+"""
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+
+import cloudpickle  # noqa: F401  imported here, once, for all ranks
+import numpy.random  # noqa: F401
+import torch.distributed  # noqa: F401
+
+import minidist  # noqa: F401
+from grading.ranks import rank
+
+_PR_SET_CHILD_SUBREAPER = 36
+_TICK = 0.02  # seconds between looks at who has ended
+
+
+def main(control: socket.socket) -> None:
+    """Serve one world after the other until the grader is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # whoever loses its parent becomes our child
+    gc.freeze()
+    _tell(control, ready=os.getpid())
+    while True:
+        message, fds, _, _ = socket.recv_fds(control, 1, 253)
+        if not message:
+            break
+        if fds:
+            _serve(control, fds)
+    kill_children()
+
+
+def _serve(control: socket.socket, fds: list[int]) -> None:
+    """One world. fds: for each rank its socket and where it prints. Ends when the grader says so or is gone."""
+    pids = {_fork(fds[2 * i], fds[2 * i + 1]): i for i in range(len(fds) // 2)}
+    for fd in fds:
+        os.close(fd)
+    with selectors.DefaultSelector() as selector:
+        selector.register(control, selectors.EVENT_READ)
+        while not selector.select(_TICK):
+            for pid, code in _reap().items():
+                if pid in pids:
+                    _tell(control, exited=[pids[pid], code])
+    control.recv(1)
+    kill_children()
+    _tell(control, ended=True)
+
+
+def _fork(sock: int, out: int) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        rank.run(socket.socket(fileno=sock), out)
+    finally:
+        os._exit(98)
+
+
+def _tell(control: socket.socket, **said: object) -> None:
+    with contextlib.suppress(OSError):
+        control.sendall(json.dumps(said).encode() + b"\n")
+
+
+def _reap() -> dict[int, int]:
+    """Children that have ended: process id -> exit code, negative for a signal."""
+    ended = {}
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[found[0]] = os.waitstatus_to_exitcode(found[1])
+    return ended
+
+
+def kill_children(seconds: float = 10.0) -> bool:
+    """Kill every child and its group, then what that orphaned onto us, until none is left. True if so."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        _reap()
+        left = _children()
+        if not left:
+            return True
+        for pid in left:
+            for kill in (os.killpg, os.kill):
+                with contextlib.suppress(OSError):
+                    kill(pid, signal.SIGKILL)
+        time.sleep(0.001)
+    return False
+
+
+def _children() -> list[int]:
+    me = os.getpid()
+    try:
+        with open(f"/proc/self/task/{me}/children") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError:  # a kernel without this list
+        return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _parent_of(pid) == me]
+
+
+def _parent_of(pid: str) -> int:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return int(file.read().rsplit(")", 1)[1].split()[1])
+    except OSError:
+        return -1
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])))
+    os._exit(0)

@@ -21,6 +21,7 @@ from minidist.optim import AdamW as AdamW
 from minidist.parallel.data import DataParallel as DataParallel
 from minidist.parallel.data import average_gradients as average_gradients
 from minidist.parallel.paced import pace_compute as pace_compute
+from minidist.plan import cost as cost
 from minidist.plan.fit import fit_alpha_beta as fit_alpha_beta
 from minidist.plan.hardware import Chip as Chip
 from minidist.plan.hardware import Cluster as Cluster
@@ -48,6 +49,7 @@ __all__ = [
     "Transport",
     "algorithms",
     "average_gradients",
+    "cost",
     "data_parallel_step",
     "fit_alpha_beta",
     "global_tokens",

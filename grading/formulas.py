@@ -1,0 +1,86 @@
+"""The functions that questions may call: the package's own cost formulas, and numbers as text. GB is 1e9 bytes."""
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import minidist as md
+
+
+def scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:
+    """Three significant digits and the unit that suits; steps: (size, unit) from the largest to the smallest."""
+    # A value that would print as 1000 of a unit is 1 of the next.
+    size, unit = next((step for step in steps if abs(value) * 1.0005 >= step[0]), steps[-1])
+    amount = value / size
+    text = f"{amount:.3g}" if abs(amount) < 999.5 else f"{amount:,.0f}"
+    return f"{text} {unit}".strip()
+
+
+def nbytes(value: float) -> str:
+    """Bytes as text.
+
+    >>> nbytes(1.5e9), nbytes(590592), nbytes(12), nbytes(999_999), nbytes(2.5e15)
+    ('1.5 GB', '591 kB', '12 bytes', '1 MB', '2,500 TB')
+    """
+    return scaled(value, ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes")))
+
+
+def seconds(value: float) -> str:
+    """Seconds as text.
+
+    >>> seconds(0.0175), seconds(2), seconds(4e-6), seconds(0.9999)
+    ('17.5 ms', '2 s', '4 us', '1 s')
+    """
+    return scaled(value, ((1, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")))
+
+
+def count(value: float) -> str:
+    """A count as text: whole up to a million, then in words.
+
+    >>> count(98432), count(3), count(7e9), count(1.25e6)
+    ('98,432', '3', '7 billion', '1.25 million')
+    """
+    if abs(value) < 1e6:
+        return f"{value:,.0f}" if value == int(value) else f"{value:,.4g}"
+    return scaled(value, ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")))
+
+
+def quantity(value: float, unit: str) -> str:
+    """A number with its unit, as explanations print it.
+
+    >>> quantity(590592, "bytes"), quantity(0.3, "s"), quantity(1.5, "x parameters"), quantity(98_432, "")
+    ('590,592 bytes (591 kB)', '300 ms', '1.5 x parameters', '98,432')
+    """
+    if unit == "s":
+        return seconds(value)
+    exact = f"{value:,.0f}" if value == round(value) and abs(value) < 1e15 else f"{value:,.4g}"
+    large = f" ({nbytes(value)})" if unit == "bytes" and abs(value) >= 1000 else ""
+    return f"{exact} {unit}{large}".strip()
+
+
+def ring_bytes(n: int, size: float) -> int:
+    """Bytes one rank sends in a ring all-reduce of size bytes over n ranks.
+
+    >>> ring_bytes(4, 4 * 98_432)
+    590592
+    """
+    return md.cost.bytes_sent("all_reduce", int(size), n)
+
+
+def _cost() -> SimpleNamespace:
+    """The cost formulas under their own names, so that a question writes cost.ring_all_reduce(count, n)."""
+    own = {name: f for name, f in vars(md.cost).items() if getattr(f, "__module__", "") == md.cost.__name__}
+    return SimpleNamespace(**{name: f for name, f in own.items() if not name.startswith("_")})
+
+
+FORMULAS: Mapping[str, Any] = MappingProxyType(
+    {
+        **{f.__name__: f for f in (nbytes, seconds, count, ring_bytes)},
+        **{f.__name__: f for f in (abs, float, int, len, max, min, range, round, sorted, str, sum)},
+        **{f.__name__: f for f in (math.ceil, math.floor, math.log2, math.sqrt)},
+        "cost": _cost(),
+        "Link": md.Link,
+        "partition": md.partition,
+    }
+)

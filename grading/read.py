@@ -1,0 +1,219 @@
+"""Question files: YAML in, questions out, and for everything that is not as it should be where it is and what to write.
+
+module: "03"                                an instructor's file beside a public one may leave out title and
+title: Data parallelism                     concepts, and may drop public questions: replace: [test]
+concepts: [identical replicas, buckets]
+questions:
+- {id: ..., use: ..., kind: ..., concept: ..., cell: ..., stem: ..., ...}
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from grading.fields import FieldError, Fields, make_at
+from grading.question import (
+    KINDS,
+    USES,
+    Choice,
+    Item,
+    Number,
+    Option,
+    Order,
+    Place,
+    Problem,
+    Question,
+    QuestionError,
+    Row,
+    Trace,
+    Wrong,
+)
+
+OF_KIND = {
+    "choice": ("options",),
+    "several": ("options",),
+    "number": ("answer", "unit", "tolerance", "tolerance_abs", "why", "wrong", "otherwise"),
+    "order": ("items", "mistake"),
+    "trace": ("rows", "choices", "mistake"),
+}
+
+
+@dataclass(frozen=True)
+class File:
+    """What one file says. title, concepts: empty where left out. replace: uses whose earlier questions are dropped."""
+
+    place: Place
+    module: str
+    title: str
+    concepts: tuple[str, ...]
+    replace: tuple[str, ...]
+    questions: tuple[Question, ...]
+    problems: tuple[Problem, ...] = ()
+
+
+def read(path: Path, name: str = "") -> File:
+    """A question file. Questions that cannot be used are left out and listed in `problems`.
+
+    name: what errors call the file. Raises QuestionError where it is no question file at all.
+    """
+    name = name or path.name
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise QuestionError(Problem(Place(name), "", "", f"cannot be read as UTF-8 text: {error}")) from error
+    raw, lines = _parse(text, name)
+    try:
+        return make_at("", raw, lambda fields: _file(fields, name, lines))
+    except FieldError as error:
+        raise QuestionError(_problem(Place(name, 1), "", error)) from error
+
+
+def _file(fields: Fields, name: str, lines: list[int]) -> File:
+    module = fields.take("module")
+    if not isinstance(module, str):
+        raise fields.error("module", f'has to be two digits in quotes, module: "03", got {module!r:.40} without')
+    title, concepts = fields.maybe("title") or "", fields.texts("concepts", needed=False)
+    replace = fields.texts("replace", needed=False)
+    if unknown := set(replace) - set(USES):
+        raise fields.error("replace", f"{sorted(unknown)[0]!r} is none of {', '.join(USES)}")
+    questions, problems = [], []
+    for raw, line in zip(fields.list("questions"), lines, strict=True):
+        try:
+            questions.append(question(raw, module, Place(name, line)))
+        except QuestionError as error:
+            problems += error.problems
+    return File(Place(name, 1), module, title, concepts, replace, tuple(questions), tuple(problems))
+
+
+def question(raw: object, module: str, place: Place = Place()) -> Question:  # noqa: B008
+    """One question from its YAML mapping. Raises QuestionError."""
+    name = str(raw.get("id", "")) if isinstance(raw, dict) else ""
+    try:
+        return make_at("", raw, lambda fields: _question(fields, module, place))
+    except FieldError as error:
+        raise QuestionError(_problem(place, name, error)) from error
+
+
+def _question(fields: Fields, module: str, place: Place) -> Question:
+    kind = fields.text("kind")
+    if kind not in KINDS:
+        raise fields.error("kind", f"{kind!r} is none of {', '.join(KINDS)}")
+    params = {name: tuple(_scalars(fields, name, values)) for name, values in fields.mapping("params").items()}
+    let = {name: fields.as_text(f"let.{name}", value) for name, value in fields.mapping("let").items()}
+    examples = [_example(fields, i, example) for i, example in enumerate(fields.list("examples", needed=False))]
+    return Question(
+        id=fields.text("id"),
+        module=module,
+        use=fields.text("use"),
+        kind=kind,
+        concept=fields.text("concept"),
+        cell=fields.text("cell"),
+        stem=fields.text("stem"),
+        body=_body(fields, kind),
+        params=params,
+        let=let,
+        examples=tuple(examples),
+        place=place,
+    )
+
+
+def _body(fields: Fields, kind: str) -> Choice | Number | Order | Trace:
+    if kind in ("choice", "several"):
+        return Choice(fields.each("options", _option), several=kind == "several")
+    if kind == "number":
+        return Number(
+            answer=fields.text("answer"),
+            why=fields.text("why"),
+            otherwise=fields.text("otherwise"),
+            unit=fields.maybe("unit") or "",
+            tolerance=fields.number("tolerance"),
+            tolerance_abs=fields.number("tolerance_abs"),
+            wrong=fields.each("wrong", _wrong, needed=False),
+        )
+    if kind == "order":
+        return Order(fields.each("items", _item), fields.text("mistake"))
+    return Trace(fields.each("rows", _row), fields.texts("choices"), fields.text("mistake"))
+
+
+def _option(fields: Fields) -> Option:
+    return Option(
+        value=fields.text("value"),
+        why=fields.text("why"),
+        right=fields.flag("right"),
+        mistake=fields.maybe("mistake"),
+        cell=fields.maybe("cell"),
+    )
+
+
+def _wrong(fields: Fields) -> Wrong:
+    return Wrong(fields.text("value"), fields.text("why"), fields.text("mistake"), fields.maybe("cell"))
+
+
+def _item(fields: Fields) -> Item:
+    return Item(fields.text("value"), fields.text("why"), fields.maybe("cell"))
+
+
+def _row(fields: Fields) -> Row:
+    return Row(fields.text("ask"), fields.text("answer"), fields.text("why"), fields.maybe("cell"))
+
+
+def _scalars(fields: Fields, name: str, values: object) -> list[int | float | str]:
+    """What a param is drawn from: numbers or texts, one alone being a list of one."""
+    return [_scalar(fields, f"params.{name}", value) for value in (values if isinstance(values, list) else [values])]
+
+
+def _scalar(fields: Fields, name: str, value: object) -> int | float | str:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise fields.error(name, f"takes numbers and texts, got {value!r:.40}")
+    return value
+
+
+def _example(fields: Fields, i: int, example: object) -> dict[str, int | float | str]:
+    if not isinstance(example, dict):
+        raise fields.error(f"examples[{i}]", "has to be names with values: {ranks: 4, answer: 1.5}")
+    return {str(name): _scalar(fields, f"examples[{i}].{name}", value) for name, value in example.items()}
+
+
+def _problem(place: Place, question: str, error: FieldError) -> Problem:
+    name, text = str(error).split(": ", 1)
+    return Problem(place, question, name, text)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader, for which a field that is there twice is an error and not the last one."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for name, _ in node.value:
+            if name.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{name.value} is there twice", name.start_mark)
+            seen.add(name.value)
+        return super().construct_mapping(node, deep)
+
+
+def _parse(text: str, name: str) -> tuple[object, list[int]]:
+    """The content of a YAML file, and the line that each item of `questions` begins on."""
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        raw = loader.construct_document(node) if node else None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = mark.line + 1 if mark else 0
+        raise QuestionError(Problem(Place(name, line), "", "", f"no valid YAML: {_yaml_reason(error)}")) from error
+    finally:
+        loader.dispose()
+    fields = node.value if isinstance(node, yaml.MappingNode) else []
+    listed = next((value for key, value in fields if key.value == "questions"), None)
+    items = listed.value if isinstance(listed, yaml.SequenceNode) else []
+    return raw, [item.start_mark.line + 1 for item in items]
+
+
+def _yaml_reason(error: yaml.YAMLError) -> str:
+    reason = getattr(error, "problem", None) or str(error)
+    if "mapping values are not allowed" in reason:
+        return f"{reason}; a text with a colon in it goes into quotes, or on the line after `>-`"
+    return reason

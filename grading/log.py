@@ -71,6 +71,12 @@ class Log:
                     file.truncate(end)
                 raise
 
+    def adopt(self, other: Log) -> None:
+        """Take over what another log could not write: the workspace was made after the first answers."""
+        with self._turn, other._turn:
+            self._waiting += other._waiting
+            other._waiting = []
+
     def entries(self) -> list[Entry]:
         """Everything logged, oldest first; lines that are not whole are passed over."""
         with self._turn:
@@ -78,7 +84,8 @@ class Log:
             if self.folder is not None:
                 with contextlib.suppress(OSError):
                     lines = (self.folder / FILE).read_text(encoding="utf-8", errors="replace").splitlines()
-            found = [entry for entry in map(_parse, lines) if entry is not None] + self._waiting
+            found: list[Entry] = [entry for entry in map(_parse, lines) if entry is not None]
+            found += self._waiting
         return list({entry["id"]: entry for entry in reversed(found)}.values())[::-1]
 
     def learner(self) -> str:
@@ -113,7 +120,8 @@ def _parse(line: str) -> dict[str, Any] | None:
         entry = json.loads(line)
     except ValueError:
         return None
-    return entry if isinstance(entry, dict) and {"id", "at", "kind"} <= entry.keys() else None
+    whole = isinstance(entry, dict) and isinstance(entry.get("at"), float | int) and {"id", "kind"} <= entry.keys()
+    return entry if whole else None
 
 
 def home(start: Path | None = None) -> Path | None:
@@ -137,7 +145,10 @@ def _log_in(folder: Path | None) -> Log:
 
 def log() -> Log:
     """The log of the workspace that this process stands in."""
-    return _log_in(home())
+    found = _log_in(home())
+    if found.folder is not None:
+        found.adopt(_log_in(None))
+    return found
 
 
 def record(kind: str, **fields: Any) -> str:

@@ -38,9 +38,23 @@ def _workspace() -> int:
     from course.files import NOTEBOOKS, WORKSPACE
     from course.workspace import fill
 
-    for line in fill(NOTEBOOKS, WORKSPACE):
+    for line in fill(NOTEBOOKS, WORKSPACE, _questions()):
         print(f"workspace/{line}")
     return 0
+
+
+def _questions() -> dict[str, bytes]:
+    """Each module's questions, sealed; none if they cannot be read, since the lessons run without them too."""
+    from grading.bank import Bank
+    from grading.question import QuestionError
+    from grading.seal import seal
+
+    try:
+        bank = Bank.load()
+        return {module: seal(bank, module, verdicts_for_tests=True) for module in bank.modules}
+    except QuestionError as error:
+        print(f"The questions stay as they are in workspace/, because these cannot be read:\n{error}")
+        return {}
 
 
 def _open() -> int:

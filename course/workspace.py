@@ -8,10 +8,14 @@ A manifest remembers what was handed out. When a newer version of a notebook com
 - a copy that is not there is handed out again: deleting or renaming a notebook is how to get a fresh one.
 
 No other file is touched, and a file beside is never written over unless it is exactly as it was handed out.
+
+Beside the notebooks, `.minidist/` holds the sealed questions, which always follow the course, and the learner's
+progress, which no update touches.
 """
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +23,7 @@ from typing import Any
 from course.files import locked, write_atomically
 
 MANIFEST = ".handed-out.json"
+QUESTIONS = Path(".minidist") / "questions"
 README = """# Your copies
 
 These notebooks are yours: change them as you like. `make course` adds new lessons and updates the notebooks whose cells
@@ -27,6 +32,9 @@ take over what you want, delete it. Outputs are kept; if an update had to drop a
 was lies beside as `NAME.old.ipynb`.
 
 To start a lesson afresh, rename or delete its notebook here and run `make course` again.
+
+What you answered and built is kept here too, in `.minidist/` and `answers-NN.txt`; no update touches that. Take the
+whole folder along when you move to another machine.
 
 git ignores this folder, and `make clean` leaves it alone.
 """
@@ -40,8 +48,11 @@ class HandedOut:
     source: str
 
 
-def fill(notebooks: Path, workspace: Path) -> list[str]:
-    """Bring workspace up to date with notebooks/*.ipynb; returns one line for each file that was written."""
+def fill(notebooks: Path, workspace: Path, questions: Mapping[str, bytes] | None = None) -> list[str]:
+    """Bring workspace up to date with notebooks/*.ipynb; returns one line for each file that was written.
+
+    questions: module number -> its sealed file.
+    """
     workspace.mkdir(parents=True, exist_ok=True)
     lines: list[str] = []
     with locked(workspace):
@@ -51,6 +62,19 @@ def fill(notebooks: Path, workspace: Path) -> list[str]:
             lines += _hand_out(workspace / name, content, manifest.get(name))
             manifest[name] = HandedOut(_hash(content), source_hash(name, content))
         _write_manifest(workspace / MANIFEST, manifest)
+        lines += _fill_questions(workspace / QUESTIONS, questions or {})
+    return lines
+
+
+def _fill_questions(folder: Path, questions: Mapping[str, bytes]) -> list[str]:
+    """Write the sealed files that are new or differ: they are the course's, with nothing of the learner's in them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for module, content in sorted(questions.items()):
+        path = folder / f"{module}.json"
+        if not path.exists() or path.read_bytes() != content:
+            write_atomically(path, content)
+            lines.append(f"{QUESTIONS.as_posix()}/{path.name}: the questions of module {module}")
     return lines
 
 

@@ -8,7 +8,11 @@ T = TypeVar("T")
 
 
 class FieldError(ValueError):
-    """A field is not what it should be: "FIELD: what to write"."""
+    """A field is not what it should be: which one, and what to write."""
+
+    def __init__(self, field: str, text: str) -> None:
+        super().__init__(f"{field}: {text}")
+        self.field, self.text = field, text
 
 
 class Fields:
@@ -17,7 +21,7 @@ class Fields:
     def __init__(self, raw: object, where: str = "") -> None:
         self.where = where
         if not isinstance(raw, Mapping):
-            raise FieldError(f"{where or 'file'}: has to be fields, each `name: value`, got {short(raw)}")
+            raise FieldError(where, f"has to be fields, each `name: value`, got {short(raw)}")
         self.left, self.known = dict(raw), []
 
     def take(self, name: str, needed: bool = True) -> object:
@@ -25,7 +29,8 @@ class Fields:
         self.known.append(name)
         value = self.left.pop(name, None)
         if value is None and needed:
-            raise self.error(name, "is missing; write it")
+            like = difflib.get_close_matches(name, map(str, self.left), 1)
+            raise self.error(name, "is missing; write it" + (f" (is {like[0]!r} meant for it?)" if like else ""))
         return value
 
     def text(self, name: str) -> str:
@@ -58,7 +63,7 @@ class Fields:
             raise self.error(name, f"has to be true or false, got {short(value)}")
         return bool(value)
 
-    def list(self, name: str, needed: bool = True) -> Sequence[Any]:
+    def listed(self, name: str, needed: bool = True) -> Sequence[Any]:
         """A list, empty where it is left out and need not be there."""
         value = self.take(name, needed)
         if value is not None and not isinstance(value, list):
@@ -67,7 +72,7 @@ class Fields:
 
     def texts(self, name: str, needed: bool = True) -> tuple[str, ...]:
         """A list of texts."""
-        return tuple(self.as_text(f"{name}[{i}]", value) for i, value in enumerate(self.list(name, needed)))
+        return tuple(self.as_text(f"{name}[{i}]", value) for i, value in enumerate(self.listed(name, needed)))
 
     def mapping(self, name: str) -> Mapping[str, Any]:
         """Names with values, empty where left out."""
@@ -79,20 +84,19 @@ class Fields:
     def each(self, name: str, make: Callable[["Fields"], T], needed: bool = True) -> tuple[T, ...]:
         """A list of mappings, each made into a thing."""
         return tuple(
-            make_at(f"{self._path(name)}[{i}]", value, make) for i, value in enumerate(self.list(name, needed))
+            make_at(f"{self._path(name)}[{i}]", value, make) for i, value in enumerate(self.listed(name, needed))
         )
 
     def done(self) -> None:
         """Raise FieldError for a field that was not taken."""
         for name in self.left:
             like = difflib.get_close_matches(str(name), self.known, 1)
-            raise self.error(
-                str(name), "is no field here; " + (f"{like[0]}?" if like else f"known are {', '.join(self.known)}")
-            )
+            hint = f"{like[0]!r} is one" if like else f"there are {', '.join(self.known)}"
+            raise self.error(str(name), f"is no field here; {hint}")
 
     def error(self, name: str, text: str) -> FieldError:
         """An error about a field of this mapping."""
-        return FieldError(f"{self._path(name)}: {text}")
+        return FieldError(self._path(name), text)
 
     def _path(self, name: str) -> str:
         return f"{self.where}.{name}" if self.where else name
@@ -106,7 +110,8 @@ def make_at(where: str, raw: object, make: Callable[[Fields], T]) -> T:
     except FieldError:
         raise
     except ValueError as error:  # from a dataclass that checks itself: it knows the field, not where it is
-        raise FieldError(fields._path(str(error))) from error
+        name, text = str(error).split(": ", 1)
+        raise fields.error(name, text) from error
     fields.done()
     return made
 

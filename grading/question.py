@@ -6,6 +6,7 @@ Everything checks itself on construction: ValueError, "FIELD: what is wrong and 
 """
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -110,8 +111,8 @@ class Number:
             raise ValueError("tolerance_abs: leave out this or tolerance, one decides")
         if self.tolerance is not None and not 0 <= self.tolerance < 1:
             raise ValueError(f"tolerance: relative, so from 0 to below 1 (0.02 is 2 %), got {self.tolerance}")
-        if self.tolerance_abs is not None and self.tolerance_abs < 0:
-            raise ValueError(f"tolerance_abs: 0 or more, got {self.tolerance_abs}")
+        if self.tolerance_abs is not None and not 0 <= self.tolerance_abs < math.inf:
+            raise ValueError(f"tolerance_abs: 0 or more, in the unit of the answer, got {self.tolerance_abs}")
         _different("wrong", [wrong.value for wrong in self.wrong])
 
 

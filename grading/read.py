@@ -7,13 +7,10 @@ questions:
 - {id: ..., use: ..., kind: ..., concept: ..., cell: ..., stem: ..., ...}
 """
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import yaml
-
+from grading import yamlfile
 from grading.fields import FieldError, Fields, make_at
 from grading.question import (
     KINDS,
@@ -31,14 +28,6 @@ from grading.question import (
     Trace,
     Wrong,
 )
-
-OF_KIND = {
-    "choice": ("options",),
-    "several": ("options",),
-    "number": ("answer", "unit", "tolerance", "tolerance_abs", "why", "wrong", "otherwise"),
-    "order": ("items", "mistake"),
-    "trace": ("rows", "choices", "mistake"),
-}
 
 
 @dataclass(frozen=True)
@@ -60,15 +49,11 @@ def read(path: Path, name: str = "") -> File:
     name: what errors call the file. Raises QuestionError where it is no question file at all.
     """
     name = name or path.name
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise QuestionError(Problem(Place(name), "", "", f"cannot be read as UTF-8 text: {error}")) from error
-    raw, lines = _parse(text, name)
+    raw, lines = yamlfile.load(path, name, items="questions")
     try:
         return make_at("", raw, lambda fields: _file(fields, name, lines))
     except FieldError as error:
-        raise QuestionError(_problem(Place(name, 1), "", error)) from error
+        raise QuestionError(Problem(Place(name, 1), "", error.field, error.text)) from error
 
 
 def _file(fields: Fields, name: str, lines: list[int]) -> File:
@@ -80,7 +65,7 @@ def _file(fields: Fields, name: str, lines: list[int]) -> File:
     if unknown := set(replace) - set(USES):
         raise fields.error("replace", f"{sorted(unknown)[0]!r} is none of {', '.join(USES)}")
     questions, problems = [], []
-    for raw, line in zip(fields.list("questions"), lines, strict=True):
+    for raw, line in zip(fields.listed("questions"), lines, strict=True):
         try:
             questions.append(question(raw, module, Place(name, line)))
         except QuestionError as error:
@@ -94,7 +79,7 @@ def question(raw: object, module: str, place: Place = Place()) -> Question:  # n
     try:
         return make_at("", raw, lambda fields: _question(fields, module, place))
     except FieldError as error:
-        raise QuestionError(_problem(place, name, error)) from error
+        raise QuestionError(Problem(place, name, error.field, error.text)) from error
 
 
 def _question(fields: Fields, module: str, place: Place) -> Question:
@@ -103,7 +88,7 @@ def _question(fields: Fields, module: str, place: Place) -> Question:
         raise fields.error("kind", f"{kind!r} is none of {', '.join(KINDS)}")
     params = {name: tuple(_scalars(fields, name, values)) for name, values in fields.mapping("params").items()}
     let = {name: fields.as_text(f"let.{name}", value) for name, value in fields.mapping("let").items()}
-    examples = [_example(fields, i, example) for i, example in enumerate(fields.list("examples", needed=False))]
+    examples = [_example(fields, i, example) for i, example in enumerate(fields.listed("examples", needed=False))]
     return Question(
         id=fields.text("id"),
         module=module,
@@ -175,45 +160,3 @@ def _example(fields: Fields, i: int, example: object) -> dict[str, int | float |
     if not isinstance(example, dict):
         raise fields.error(f"examples[{i}]", "has to be names with values: {ranks: 4, answer: 1.5}")
     return {str(name): _scalar(fields, f"examples[{i}].{name}", value) for name, value in example.items()}
-
-
-def _problem(place: Place, question: str, error: FieldError) -> Problem:
-    name, text = str(error).split(": ", 1)
-    return Problem(place, question, name, text)
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, for which a field that is there twice is an error and not the last one."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-        seen = set()
-        for name, _ in node.value:
-            if name.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{name.value} is there twice", name.start_mark)
-            seen.add(name.value)
-        return super().construct_mapping(node, deep)
-
-
-def _parse(text: str, name: str) -> tuple[object, list[int]]:
-    """The content of a YAML file, and the line that each item of `questions` begins on."""
-    loader = _Loader(text)
-    try:
-        node = loader.get_single_node()
-        raw = loader.construct_document(node) if node else None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = mark.line + 1 if mark else 0
-        raise QuestionError(Problem(Place(name, line), "", "", f"no valid YAML: {_yaml_reason(error)}")) from error
-    finally:
-        loader.dispose()
-    fields = node.value if isinstance(node, yaml.MappingNode) else []
-    listed = next((value for key, value in fields if key.value == "questions"), None)
-    items = listed.value if isinstance(listed, yaml.SequenceNode) else []
-    return raw, [item.start_mark.line + 1 for item in items]
-
-
-def _yaml_reason(error: yaml.YAMLError) -> str:
-    reason = getattr(error, "problem", None) or str(error)
-    if "mapping values are not allowed" in reason:
-        return f"{reason}; a text with a colon in it goes into quotes, or on the line after `>-`"
-    return reason

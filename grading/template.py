@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from typing import Any
 
-from jinja2 import StrictUndefined, Template, TemplateError, Undefined
+from jinja2 import StrictUndefined, Template, TemplateError, Undefined, meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
@@ -60,6 +60,18 @@ def evaluate(expression: str, names: Mapping[str, Any]) -> Any:
             str(value)  # raises, with the name
         return value
     except Exception as error:  # a function that a question calls may raise anything
+        raise FillError(_reason(error)) from error
+
+
+def names_in(text: str) -> set[str]:
+    """The names that a text needs to be filled in. Raises FillError for broken syntax.
+
+    >>> sorted(names_in("{{ n - 1 }} of {{ nbytes(n) }}"))
+    ['n', 'nbytes']
+    """
+    try:
+        return meta.find_undeclared_variables(_environment().parse(text))
+    except TemplateError as error:
         raise FillError(_reason(error)) from error
 
 

@@ -1,0 +1,213 @@
+"""Running a learner's notebook so that it always ends with a verdict: nbgrader's Execute, made safe.
+
+A kernel that died, or that hangs and cannot be interrupted, is one failed cell: it is ended with everything it started,
+a new one runs what went well before, and grading goes on with the next cell. Cells that a trusted check or a test judges
+are not run at all: the learner's functions leave the kernel as bytes, and what they earn is decided outside (examine).
+"""
+
+import ast
+import base64
+import time
+from pathlib import Path
+from typing import Any
+
+from jupyter_client.manager import AsyncKernelManager
+from nbclient.exceptions import CellTimeoutError, DeadKernelError
+from nbformat.notebooknode import NotebookNode
+from nbgrader import utils
+from nbgrader.preprocessors import Execute
+from traitlets import Bool, Unicode
+
+from grading.course import settings
+from grading.course.examine import Examiner
+from grading.course.kernel import Place
+from grading.course.outcome import Outcome, Uncollected
+
+KEPT_BYTES = 100_000  # of a cell's outputs
+KEPT_IN_ALL = 400_000  # of a notebook's
+KEPT_OUTPUTS = 200  # of a cell
+LARGEST_FUNCTION = 20 << 20  # bytes, in base64
+
+DIED = "KernelDied", "this cell ended its Python process (os._exit, a crash in native code, or out of memory)"
+STUCK = "CellTimeout", "this cell ran for more than {:g} s and could not be interrupted; it was ended by force"
+
+# Runs in the learner's kernel. Their helpers travel along by value, also those of modules handed in.
+TAKE = """
+def __take__(name):
+    import base64, os, sys
+    import cloudpickle
+    from grading.pack import pack
+    function = vars(sys.modules["__main__"]).get(name)
+    if not callable(function):
+        raise NameError(name)
+    here = os.getcwd() + os.sep
+    for module in list(sys.modules.values()):
+        if str(getattr(module, "__file__", None) or "").startswith(here):
+            cloudpickle.register_pickle_by_value(module)
+    return base64.b64encode(pack(function)).decode()
+"""
+
+
+class SafeExecute(Execute):
+    """Runs the learner's cells in a sandboxed kernel, and judges the others from outside it."""
+
+    course_root = Unicode(help="the course folder").tag(config=True)
+    sandboxed = Bool(True, help="run the learner's code in bubblewrap").tag(config=True)
+
+    def preprocess(self, nb: NotebookNode, resources: Any = None, km: Any = None) -> tuple[NotebookNode, Any]:
+        names = resources["nbgrader"]
+        course = settings.load(Path(self.course_root))
+        self.timeout = int(course.limits.cell_s)
+        self.iopub_timeout = 3
+        self.deadline = time.monotonic() + course.limits.notebook_s
+        self.went_well: list[str] = []  # the source of cells, to run again in a new kernel
+        self.kept = 0
+        handed_in = Path(resources["metadata"]["path"])
+        self.place = Place(handed_in, sandboxed=self.sandboxed)
+        resources["metadata"]["path"] = str(self.place.work)
+        try:
+            with Examiner(
+                course, names["assignment"], names["student"], nb, handed_in, sandboxed=self.sandboxed
+            ) as self.examiner:
+                return super().preprocess(nb, resources, km)
+        finally:
+            resources["metadata"]["path"] = str(handed_in)
+            self.place.close()
+
+    def create_kernel_manager(self) -> AsyncKernelManager:
+        self.km = self.place.manager()
+        return self.km
+
+    def preprocess_cell(self, cell: NotebookNode, resources: Any, index: int) -> tuple[NotebookNode, Any]:
+        if cell.cell_type != "code" or not cell.source.strip():
+            return cell, resources
+        cell.outputs, cell.execution_count = [], None
+        cell.metadata.pop("tags", None)  # one of them would switch execution off
+        part = self.examiner.part(cell)
+        if part is not None:
+            outcome = self.examiner.judge(part, self.collect)
+            cell.outputs = outputs_of(outcome)
+            cell.metadata["grading"] = outcome.to_json()
+        elif time.monotonic() > self.deadline:
+            cell.outputs = [error_output("NotRun", "earlier cells used up the time for this notebook")]
+        else:
+            self.run_cell(cell, index)
+        return cell, resources
+
+    def run_cell(self, cell: NotebookNode, index: int) -> None:
+        """Run one cell of the learner's; whatever it does, the next one finds a kernel."""
+        why = self._execute(cell, index)
+        failed = any(output.output_type == "error" for output in cell.outputs)
+        if why is not None:
+            cell.outputs = [*cell.outputs, error_output(*why)]
+            self.start_over()
+        elif not failed and not utils.is_grade(cell):
+            self.went_well.append(cell.source)
+        for output in cell.outputs:
+            if output.output_type == "stream":
+                output.name = "stdout"  # a warning is no failure, and nbgrader would score it 0
+        self.kept += sum(map(size_of, cell.outputs))
+        self.nb.cells[index] = cell
+
+    def _execute(self, cell: NotebookNode, index: int) -> tuple[str, str] | None:
+        try:
+            self.execute_cell(cell, index, store_history=True)
+        except DeadKernelError:
+            return DIED
+        except (CellTimeoutError, TimeoutError):
+            return STUCK[0], STUCK[1].format(self.timeout)
+        return None
+
+    def start_over(self) -> None:
+        """End the kernel with all it started, and bring a new one to where the old one was."""
+        self._new_kernel()
+        place = self.nb.cells
+        for source in list(self.went_well):
+            if time.monotonic() > self.deadline:
+                return
+            again = NotebookNode(cell_type="code", source=source, metadata={}, outputs=[], execution_count=None)
+            self.nb = NotebookNode(cells=[again], metadata=self.nb.metadata)
+            why = self._execute(again, 0)
+            self.nb = NotebookNode(self.nb, cells=place)
+            if why is not None:
+                self._new_kernel()
+                return
+
+    def _new_kernel(self) -> None:
+        if self.km is not None:
+            self._cleanup_kernel()
+        self.create_kernel_manager()
+        self.start_new_kernel()
+        self.start_new_kernel_client()
+
+    def collect(self, names: list[str]) -> dict[str, bytes]:
+        """The learner's functions of these names, pickled; those that cannot be had are left out.
+
+        Raises Uncollected if the kernel is of no use any more.
+        """
+        if time.monotonic() > self.deadline:
+            raise Uncollected("earlier cells used up the time for this notebook")
+        assert self.kc is not None
+        wanted = {name: f"__take__({name!r})" for name in names}
+        try:
+            request = self.kc.execute(TAKE, silent=True, store_history=False, user_expressions=wanted)
+            reply = self.wait_for_reply(request)
+        except DeadKernelError:
+            reply = None
+        if reply is None:
+            self.start_over()
+            raise Uncollected("your notebook's Python process did not answer when asked for it")
+        return _unpacked(reply["content"].get("user_expressions") or {}, names)
+
+    def output(self, outs: list[NotebookNode], msg: Any, display_id: str | None, cell_index: int) -> Any:
+        """Keep what a cell shows within bounds, as it comes."""
+        room = min(KEPT_BYTES, KEPT_IN_ALL - self.kept) - sum(map(size_of, outs))
+        if room <= 0 or len(outs) >= KEPT_OUTPUTS:
+            return None
+        content = msg["content"]
+        if len(str(content)) > room:
+            text = content.get("text") or "\n".join(map(str, content.get("traceback") or ())) or "a large output"
+            if msg["msg_type"] == "error":
+                content["traceback"] = [text[-room:]]
+                content["evalue"] = str(content.get("evalue", ""))[:1000]
+            else:
+                msg["msg_type"] = msg["header"]["msg_type"] = "stream"
+                msg["content"] = {"name": "stdout", "text": f"{text[:room]}\n... the rest was cut by the grader ...\n"}
+        return super().output(outs, msg, display_id, cell_index)
+
+
+def _unpacked(replies: Any, names: list[str]) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for name in names:
+        reply = replies.get(name) or {}
+        if reply.get("status") != "ok":
+            continue
+        text = reply.get("data", {}).get("text/plain", "")
+        if len(text) > LARGEST_FUNCTION:
+            raise Uncollected(f"{name} is larger than {LARGEST_FUNCTION >> 20} MB with all it uses")
+        try:
+            found[name] = base64.b64decode(ast.literal_eval(text), validate=True)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            continue
+    return found
+
+
+def outputs_of(outcome: Outcome) -> list[NotebookNode]:
+    """What stands below a judged cell: the report, and the points, which nbgrader reads."""
+    return [
+        NotebookNode(output_type="stream", name="stdout", text=outcome.text.rstrip("\n") + "\n"),
+        NotebookNode(
+            output_type="execute_result",
+            execution_count=None,
+            metadata={},
+            data=NotebookNode({"text/plain": f"{outcome.points:g}"}),
+        ),
+    ]
+
+
+def error_output(name: str, what: str) -> NotebookNode:
+    return NotebookNode(output_type="error", ename=name, evalue=what, traceback=[f"{name}: {what}"])
+
+
+def size_of(output: NotebookNode) -> int:
+    return len(str(output))

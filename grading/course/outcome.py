@@ -1,0 +1,67 @@
+"""What judging one cell came to: points and criteria, kept in the cell of the graded notebook for regrade and report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+STATES = ("passed", "failed", "blocked")
+
+
+class Uncollected(Exception):
+    """A learner's functions could not be taken from the kernel; the message says why."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One criterion of an exercise, or one question of a test. chosen: keys of the options picked, for the report.
+
+    state: passed, failed, or blocked, where this machine lacks what is needed to decide.
+    """
+
+    name: str
+    state: str
+    points: float
+    possible: float
+    chosen: tuple[str, ...] = ()
+    mistakes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.state not in STATES or not 0 <= self.points <= self.possible:
+            raise ValueError(f"{self.name}: state {self.state!r}, {self.points:g} of {self.possible:g} points")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one cell was judged. part: an exercise's or a test's id. text: what the learner reads. notes: what only the
+    instructor does."""
+
+    part: str
+    items: tuple[Item, ...]
+    text: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def points(self) -> float:
+        return sum(item.points for item in self.items)
+
+    @property
+    def possible(self) -> float:
+        return sum(item.possible for item in self.items)
+
+    @property
+    def blocked(self) -> float:
+        return sum(item.possible for item in self.items if item.state == "blocked")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Outcome:
+        """The outcome that to_json wrote."""
+        items = tuple(
+            Item(**{**item, "chosen": tuple(item["chosen"]), "mistakes": tuple(item["mistakes"])})
+            for item in data["items"]
+        )
+        return Outcome(data["part"], items, data["text"], tuple(data["notes"]))

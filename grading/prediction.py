@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from grading.shelf import Asked
 
-_waiting: dict[str, Callable[[], None]] = {}  # question -> what shows its comparison, for the last cell that asked
+_waiting: dict[tuple[str, str], Callable[[], None]] = {}  # (question, what is kept back) -> what shows it
 
 
 def predict(question: str, answer: Any = None) -> None:
@@ -32,6 +32,7 @@ def predict(question: str, answer: Any = None) -> None:
     except shelf.ShelfError as error:
         print(error)
         return
+    _asked_in[question] = text.cell_id()
     if answer is not None:
         _commit_in_text(asked, answer)
     elif text.widgets_run():
@@ -59,9 +60,8 @@ def commit(asked: Asked, answer: Any) -> str:
             variant=drawn.variant,
             answer=answer,
         )
-    reveal = _waiting.pop(drawn.id, None)
-    if reveal is not None:
-        reveal()
+    for kept in [kept for kept in _waiting if kept[0] == drawn.id]:
+        _waiting.pop(kept)()
     return problem
 
 
@@ -122,23 +122,41 @@ def compare(question: str, measured: Any, title: str = "", axis: str = "", paced
     def comparison() -> tuple[str, Figure | None]:
         return _comparison(question, measured, title or asked.drawn.concept, axis, paced)
 
-    if committed(question) is not None:
-        _display(*comparison())
+    _show_once_committed(asked, "comparison", comparison)
+
+
+def reveal(question: str, thing: Figure | str) -> None:
+    """Show a figure or a text about the run of a prediction that would give its result away: not before it is made."""
+    try:
+        asked = shelf.ask(question)
+    except shelf.ShelfError as error:
+        print(error)
+        return
+    said, figure = (f"```\n{thing}\n```", None) if isinstance(thing, str) else ("", thing)
+    _show_once_committed(asked, said or figure.axes[0].get_title(), lambda: (said, figure))
+
+
+def _show_once_committed(asked: Asked, name: str, content: Callable[[], tuple[str, Figure | None]]) -> None:
+    """Show content, markdown and a figure, now or as soon as the prediction is made; name: what it is, for a rerun."""
+    if committed(asked.drawn.id) is not None:
+        _display(*content())
     elif not text.widgets_run():
-        print(f"{_kept_back(asked)} Then run this cell again.")
+        print(text.plain_lines(f"{_kept_back(asked)} Then run this cell again."))
     else:
         pane = Pane(f"{_kept_back(asked)} It then appears here.")
 
-        def reveal() -> None:
-            said, figure = comparison()
-            pane.write(said, *([{"image/png": _png(figure), "text/plain": title}] if figure is not None else []))
+        def show_here() -> None:
+            said, figure = content()
+            pane.write(said, *([{"image/png": _png(figure), "text/plain": name}] if figure is not None else []))
 
-        _waiting[question] = reveal
+        _waiting[asked.drawn.id, name] = show_here
         show(pane.widget, _kept_back(asked))
 
 
 def _kept_back(asked: Asked) -> str:
-    return f"Measured, and kept back until you commit to your prediction above ({text.plain(asked.drawn.stem)})."
+    cell = _asked_in.get(asked.drawn.id)
+    where = shelf.link(asked.drawn.module, cell) if cell else "above"
+    return f"**Measured, and kept back** until you commit to your prediction: {where}."
 
 
 def _comparison(question: str, measured: Any, title: str, axis: str, paced: bool) -> tuple[str, Figure | None]:
@@ -166,13 +184,14 @@ def _comparison(question: str, measured: Any, title: str, axis: str, paced: bool
 
 def _display(said: str, figure: Figure | None) -> None:
     if not text.widgets_run():
-        print(text.plain_lines(said))
+        print(said.strip("`\n") if said.startswith("```") else text.plain_lines(said))
         return
     from IPython.display import Markdown, display
 
     if figure is not None:
         display(figure)
-    display(Markdown(said))
+    if said:
+        display(Markdown(said))
 
 
 def _png(figure: Figure) -> str:

@@ -12,7 +12,8 @@
 # - deadlock
 # - rendezvous
 #
-# **Three sittings**: 1 *Ready?* 15 minutes, 2 *Ranks* 25 minutes, 3 *One model on four ranks* 20 minutes.
+# **Three sittings**: 1 *Ready?* 15 minutes, 2 *Ranks* 25 minutes, 3 *One model on four ranks* 20 minutes. Then the cards
+# and a test, 30 minutes.
 
 # %% tags=["setup"]
 import os
@@ -24,9 +25,21 @@ import torch.nn.functional as F
 
 import minidist as md
 from course import readiness
+from grading import card, compare, predict, progress, quiz, reveal, review, submit
 from minidist import viz
 
 torch.set_num_threads(1)  # the ranks need the cores
+
+# %% tags=["review"]
+review("00")
+
+# %% [markdown]
+# Every lesson opens like this, with cards on what you missed before. Further down it asks for predictions and keeps the
+# results back until you have made them, asks questions whose answers explain themselves, and ends with a test. What you
+# did is kept in your workspace. This panel shows it for all lessons:
+
+# %% tags=["progress"]
+progress()
 
 # %% [markdown]
 # ## Sitting 1: Ready? (15 minutes)
@@ -118,15 +131,13 @@ readiness.check(
 # %% [markdown]
 # ## Sitting 2: Ranks (25 minutes)
 #
-# Before the next run, commit to a number.
-
-# %% [markdown] tags=["predict-wait"]
-# **Predict.** Four ranks work for different times: the cell below lists them. Then each calls `world.all_reduce` on a
-# single number, which is quick once all are there. How many seconds does **rank 0** spend inside its `all_reduce`?
+# Four ranks will work for these times and then meet. Before that runs, commit to a number.
 
 # %% tags=["work-times"]
 work_s = [0.1, 0.2, 0.5, 0.3]  # seconds of work of rank 0, 1, 2, 3
-prediction_wait = None  # your number, in seconds
+
+# %% tags=["predict-wait"]
+predict("wait-here")
 
 # %% [markdown]
 # ### The idea
@@ -215,17 +226,10 @@ def work_then_meet(world, work_s):
 first, *others = md.launch(work_then_meet, ranks=4, args=(work_s,))
 measured = first.merge(others)
 wait_s = measured.lane(0, "comm")[-1].seconds
-viz.beside(
-    wait_s,
-    predicted=max(work_s) - work_s[0],
-    prediction=prediction_wait,
-    unit="s",
-    title="Rank 0 inside all_reduce",
-    axis="time",
-)
+compare("wait-here", wait_s, title="Rank 0 inside all_reduce", axis="time")
 
 # %% tags=["timeline-wait"]
-viz.timeline(measured, "Work, then one all-reduce")
+reveal("wait-here", viz.timeline(measured, "Work, then one all-reduce"))
 
 # %% [markdown]
 # An all-reduce ends on no rank before it has begun on every rank: the result depends on all of them. So the slowest
@@ -428,31 +432,31 @@ viz.curves(
 # The differences that remain are rounding: four partial sums are added in another order than one long sum.
 
 # %% [markdown]
-# ## Questions
+# ## Concept cards (15 minutes)
+#
+# One idea, one question. Pick an answer: it explains itself, right or wrong, and a wrong one leads
+# to the cell that shows why.
 
-# %% [markdown] tags=["question-own-memory"]
-# A list is filled in a cell, then `md.launch` runs a function on four ranks that appends to it. Which list does the
-# next cell see, and why? (cell `ready-processes`)
+# %% tags=["card-ranks-own-memory"]
+card("ranks-own-memory")
 
-# %% [markdown] tags=["question-who-waits"]
-# Seven of eight ranks reach an all-reduce after one second, the eighth after three. How long is each of them inside the
-# call? (cell `measure-wait`)
+# %% tags=["card-group-is-alone"]
+card("group-is-alone")
 
-# %% [markdown] tags=["question-group-call"]
-# Ranks 0 and 1 form one group, ranks 2 and 3 another. Rank 3 comes to its group's all-reduce a second late. When do
-# ranks 0 and 1 get the result of theirs? (cell `groups`)
+# %% tags=["card-who-cuts-the-work"]
+card("who-cuts-the-work")
 
-# %% [markdown] tags=["question-odd-rank"]
-# In the first deadlock report, which rank is the odd one out, and what did it do? What would the report say if rank 2
-# had called `broadcast` instead? (cell `deadlock`)
+# %% tags=["card-who-waits"]
+card("who-waits")
 
-# %% [markdown] tags=["question-send-first"]
-# Both ranks call `send` before `recv`. With four numbers it may go well on one library and stand still on another. What
-# is the only order that is right on all of them? (cell `deadlock-messages`)
+# %% tags=["card-cure-a-deadlock"]
+card("cure-a-deadlock")
 
-# %% [markdown] tags=["question-rendezvous"]
-# Eight ranks are started, but each was told that the world has nine. Where do they stand, and has any of your code run?
-# (cell `rendezvous`)
+# %% tags=["card-exchange-safely"]
+card("exchange-safely")
+
+# %% tags=["card-one-is-missing"]
+card("one-is-missing")
 
 # %% [markdown]
 # ## Why not?
@@ -463,6 +467,19 @@ viz.curves(
 #   machine to see *what* is sent and *whether* the result is right, and says so where a time depends on the machine.
 # - Every collective is a place where the slowest rank holds up all others. What share of the time ranks wait is a
 #   question for the rest of the course.
+
+# %% [markdown]
+# ## Test (15 minutes)
+#
+# Answers are kept as you give them. To submit, run the cell below the test: it writes your answers into itself, so that
+# they stay in the notebook, and then explains every one. `quiz("00", again=True)` starts a retake with new numbers; the
+# best attempt counts.
+
+# %% tags=["quiz"]
+quiz("00")
+
+# %% tags=["submit"]
+submit("00")
 
 # %% [markdown]
 # ## Where to go next

@@ -14,7 +14,8 @@
 # - algorithm against bus bandwidth
 # - hierarchical when links differ
 #
-# **Three sittings**: 1 *Who holds what* 20 minutes, 2 *The ring* 25 minutes, 3 *What it costs* 25 minutes.
+# **Three sittings**: 1 *Who holds what* 20 minutes, 2 *The ring* 25 minutes, 3 *What it costs* 25 minutes. Then the
+# cards and a test, 40 minutes.
 
 # %% tags=["setup"]
 import statistics
@@ -23,7 +24,11 @@ import time
 import torch
 
 import minidist as md
+from grading import card, compare, predict, quiz, reveal, review, submit
 from minidist import viz
+
+# %% tags=["review"]
+review("02")
 
 # %% [markdown]
 # Before anything runs, commit to a number. The prediction is about this model:
@@ -33,12 +38,8 @@ CONFIG = md.GPTConfig(layers=2, dim=64, heads=4)
 parameters = sum(p.numel() for p in md.GPT(CONFIG).parameters())
 print(f"{parameters:,} parameters, their gradients {4 * parameters:,} bytes in float32")
 
-# %% [markdown] tags=["predict-bytes"]
-# **Predict.** Four ranks each computed a gradient of the model above from a quarter of the batch. A ring averages them,
-# in float32. How many bytes will **one** rank send?
-
-# %% tags=["prediction-bytes"]
-prediction_bytes = None  # your number, in bytes
+# %% tags=["predict-bytes"]
+predict("ring-bytes-here")
 
 # %% [markdown]
 # ## Sitting 1: Who holds what (20 minutes)
@@ -134,10 +135,13 @@ viz.ring_strip(recorded[4])
 # %% [markdown]
 # ### The code
 #
-# Both halves and the whole, read from the file that they run from:
+# Both halves and the whole, read from the file that they run from. Assignment ps02 asks for just these, so they are
+# folded: build them first.
 
 # %% tags=["code-ring"]
-viz.show(md.algorithms, "reduce_around", "gather_around", "ring_all_reduce")
+viz.show(
+    md.algorithms, "reduce_around", "gather_around", "ring_all_reduce", folded="exercises 02.2 to 02.4 ask for this"
+)
 
 # %% [markdown]
 # ### The run
@@ -158,15 +162,8 @@ def one_step(world):
 
 RANKS = 4
 sent = md.launch(one_step, ranks=RANKS)
-print("sent by each rank:", sent)
-viz.beside(
-    sent[0],
-    predicted=2 * (RANKS - 1) / RANKS * 4 * parameters,
-    prediction=prediction_bytes,
-    unit="bytes",
-    title="A ring all-reduce of the gradients",
-    axis="sent by one rank",
-)
+assert set(sent) == {sent[0]}  # every rank sends the same
+compare("ring-bytes-here", sent[0], title="A ring all-reduce of the gradients", axis="sent by one rank")
 
 # %% [markdown]
 # ### In two halves
@@ -349,12 +346,8 @@ SLOW = md.Link(alpha_s=10e-3, bytes_per_s=8e6)
 one_machine = md.Cluster(machines=1, chips=8, inside=SLOW)
 print(f"alpha {SLOW.alpha_s * 1e3:g} ms, bandwidth {SLOW.bytes_per_s / 1e6:g} MB/s")
 
-# %% [markdown] tags=["predict-crossover"]
-# **Predict.** Eight ranks are joined by the link above. Small tensors are summed faster by the tree, large ones by the
-# ring. At how many bytes are both equally fast?
-
-# %% tags=["prediction-crossover"]
-prediction_crossover = None  # your number, in bytes
+# %% tags=["predict-crossover"]
+predict("crossover-here")
 
 
 # %% tags=["tree-ring"]
@@ -377,7 +370,7 @@ def race(world, sizes):
 RACE_SIZES = [4_000, 16_000, 64_000, 256_000, 512_000]
 raced = md.launch(race, ranks=8, args=(RACE_SIZES,), pace=one_machine, check=False)
 slowest = {name: [max(times) for times in zip(*(r[name] for r in raced), strict=True)] for name in ("tree", "ring")}
-viz.curves(
+figure = viz.curves(
     RACE_SIZES,
     measured={name: [t * 1e3 for t in times] for name, times in slowest.items()},
     predicted={
@@ -390,6 +383,7 @@ viz.curves(
     paced=True,
     log="xy",
 )
+reveal("crossover-here", figure)
 
 
 # %% tags=["crossover"]
@@ -405,11 +399,9 @@ def crossing(sizes, a, b):
     return float("nan")
 
 
-viz.beside(
+compare(
+    "crossover-here",
     crossing(RACE_SIZES, slowest["tree"], slowest["ring"]),
-    predicted=(14 - 6) * SLOW.alpha_s / ((6 - 14 / 8) * SLOW.beta_s_per_byte),
-    prediction=prediction_crossover,
-    unit="bytes",
     title="Where the ring overtakes the tree",
     axis="size of the tensor",
     paced=True,
@@ -523,35 +515,33 @@ viz.curves(
 viz.cost_explorer()
 
 # %% [markdown]
-# ## Questions
+# ## Concept cards (15 minutes)
+#
+# One idea, one question. Pick an answer: it explains itself, right or wrong.
 
-# %% [markdown] tags=["question-half-a-ring"]
-# After the first half of the ring, which rank holds the finished sum of which slice, and what do its other slices hold?
-# (cells `record-ring` and `ring-halves`)
+# %% tags=["card-an-all-reduce-in-two"]
+card("an-all-reduce-in-two")
 
-# %% [markdown] tags=["question-who-sends-twice"]
-# Four ranks all-gather a tensor that has S bytes when complete. How many bytes does one rank send, and how many does it
-# send in a reduce-scatter of S bytes? (cell `ring-halves`)
+# %% tags=["card-transposition"]
+card("transposition")
 
-# %% [markdown] tags=["question-thousand-ranks"]
-# The number of ranks goes from 8 to 1024, the tensor stays. By what factor do the bytes that a rank sends grow, and by
-# what factor the number of steps? (cell `naive-exchange`)
+# %% tags=["card-ring-first-half"]
+card("ring-first-half")
 
-# %% [markdown] tags=["question-all-to-all"]
-# Four ranks hold four slices each. What does rank 2 hold after an all-to-all, and what after a second one? (cell
-# `who-holds-what`)
+# %% tags=["card-ring-and-more-ranks"]
+card("ring-and-more-ranks")
 
-# %% [markdown] tags=["question-knee"]
-# A hundred gradients lie left of the knee. What is gained by putting them into one tensor first? And if they lie right
-# of it? (cell `knee`)
+# %% tags=["card-one-message-for-many"]
+card("one-message-for-many")
 
-# %% [markdown] tags=["question-bus"]
-# A report says: all-reduce at 360 GB/s over links of 450 GB/s, on eight chips. Which of the two bandwidths can that be?
-# (cell `bandwidths`)
+# %% tags=["card-tree-and-ring-times"]
+card("tree-and-ring-times")
 
-# %% [markdown] tags=["question-slow-link"]
-# Sixteen machines of eight chips. What share of the tensor does one chip send over the slow link, in a flat ring and in
-# the hierarchical all-reduce? (cell `hierarchical`)
+# %% tags=["card-bus-bandwidth"]
+card("bus-bandwidth")
+
+# %% tags=["card-over-the-slow-link"]
+card("over-the-slow-link")
 
 # %% [markdown]
 # ## Why not?
@@ -566,9 +556,23 @@ viz.cost_explorer()
 #   rebuilt where there is none.
 
 # %% [markdown]
+# ## Test (25 minutes)
+#
+# Answers are kept as you give them; the cell below the test submits them and then explains every one. A calculator, or a
+# cell of your own, is welcome.
+
+# %% tags=["quiz"]
+quiz("02")
+
+# %% tags=["submit"]
+submit("02")
+
+# %% [markdown]
 # ## Where to go next
 #
-# - The file: `minidist/comm/algorithms.py`. Each function is a few lines of send and recv.
+# - Exercises: assignment ps02, the ring from send and receive: a shift, the all-gather, the reduce-scatter, and the
+#   all-reduce from both.
+# - The file, after that: `minidist/comm/algorithms.py`. Each function is a few lines of send and recv.
 # - Papers: Thakur, Rabenseifner and Gropp, *Optimization of Collective Communication Operations in MPICH*, 2005;
 #   Patarasuk and Yuan, *Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations*, 2009; Sergeev and Del
 #   Balso, *Horovod*, 2018, arXiv:1802.05799.

@@ -18,7 +18,7 @@
 # - uneven inputs
 #
 # **Three sittings**: 1 *Averaging* 25 minutes, 2 *Buckets and overlap* 25 minutes, 3 *What it costs and what it does
-# not solve* 25 minutes.
+# not solve* 25 minutes. Then the cards and a test, 40 minutes.
 
 # %% tags=["setup"]
 import os
@@ -29,28 +29,24 @@ import torch
 import torch.nn.functional as F
 
 import minidist as md
+from grading import card, compare, predict, quiz, reveal, review, submit
 from minidist import viz
 
 torch.set_num_threads(1)  # the ranks need the cores
+
+# %% tags=["review"]
+review("03")
 
 # %% [markdown]
 # ## Sitting 1: Averaging (25 minutes)
 #
 # Before anything runs, commit to two numbers.
 
-# %% [markdown] tags=["predict-token-mean"]
-# **Predict.** A batch of four tokens is split over two ranks. Rank 0 gets one token, with loss 4. Rank 1 gets three
-# tokens, with loss 2 each. What is the loss of the batch, as one process would report it?
+# %% tags=["predict-token-mean"]
+predict("batch-loss-here")
 
-# %% tags=["prediction-token-mean"]
-prediction_loss = None  # your number
-
-# %% [markdown] tags=["predict-traffic"]
-# **Predict.** The gradients of a model are averaged over four ranks by a ring. How many bytes does one rank send per
-# training step, as a multiple of the bytes of the parameters?
-
-# %% tags=["prediction-traffic"]
-prediction_traffic = None  # your number, a factor
+# %% tags=["predict-traffic"]
+predict("traffic-here")
 
 # %% [markdown]
 # ### The idea
@@ -76,10 +72,11 @@ viz.timeline(step, "One step on two ranks: forward, backward, average, update")
 #
 # ### The code
 #
-# This is all that data parallelism needs, from the package itself:
+# All that data parallelism needs, from the package itself, are the few lines of `average_gradients`. They are folded,
+# because assignment ps03 begins with writing them.
 
 # %% tags=["code-average"]
-viz.show(md.average_gradients)
+viz.show(md.average_gradients, folded="exercise 03.1 asks for this")
 
 # %% [markdown]
 # ### Identical replicas
@@ -163,15 +160,8 @@ def two_means(world):
 
 
 mean_of_means, by_the_rule = md.launch(two_means, ranks=2)[0]
-print(f"mean of the ranks' means {mean_of_means:.2f}, sum over all tokens / number of all tokens {by_the_rule:.2f}")
-viz.beside(
-    by_the_rule,
-    predicted=(4 + 2 + 2 + 2) / 4,
-    prediction=prediction_loss,
-    title="The loss of four tokens on two ranks",
-    unit="nats",
-    axis="loss per token",
-)
+compare("batch-loss-here", by_the_rule, title="The loss of four tokens on two ranks", axis="loss per token")
+reveal("batch-loss-here", f"the mean of the ranks' own means would be {mean_of_means:.2f}")
 
 # %% tags=["code-token-loss"]
 viz.show(md.token_loss)
@@ -235,17 +225,10 @@ def traffic(world):
 
 worlds = [1, 2, 3, 4, 6, 8]
 factors = {n: md.launch(traffic, ranks=n)[0] for n in worlds}
-viz.beside(
-    factors[4],
-    predicted=2 * (4 - 1) / 4,
-    prediction=prediction_traffic,
-    title="Sent per step on four ranks",
-    unit="x parameters",
-    axis="bytes sent by one rank",
-)
+compare("traffic-here", factors[4], title="Sent per step on four ranks", axis="bytes sent by one rank")
 
 # %% tags=["figure-traffic"]
-viz.curves(
+figure = viz.curves(
     worlds,
     measured={"ring": list(factors.values())},
     predicted={"ring": lambda n: 2 * (n - 1) / n, "twice the parameters": lambda n: 2},
@@ -253,6 +236,7 @@ viz.curves(
     ylabel="sent per step [parameter bytes]",
     title="About twice the parameters, whatever the number of ranks",
 )
+reveal("traffic-here", figure)
 
 # %% [markdown]
 # ## Sitting 2: Buckets and overlap (25 minutes)
@@ -334,7 +318,13 @@ viz.curves(
 # where that happens:
 
 # %% tags=["code-overlap"]
-viz.show(md.DataParallel, "_gradient_ready", "_launch_full_buckets", "_finish")
+viz.show(
+    md.DataParallel,
+    "_gradient_ready",
+    "_launch_full_buckets",
+    "_finish",
+    folded="exercises 03.2 and 03.3 ask for this",
+)
 
 # %% tags=["parts-of-a-step"]
 FORWARD_S, BACKWARD_S, UPDATE_S = 0.020, 0.040, 0.020  # a layer forward, a layer backward, the optimizer
@@ -348,12 +338,8 @@ print(f"averaging over 4 ranks: {ring_s(layers[0]) * 1e3:.0f} ms for the gradien
 print(f"    and {ring_s(embedding) * 1e3:.0f} ms for the embedding, whose gradient is complete last of all")
 print(f"optimizer: {UPDATE_S * 1e3:.0f} ms")
 
-# %% [markdown] tags=["predict-overlap"]
-# **Predict.** The cell above says what the parts of a step take on the paced cluster. Four ranks, one bucket for each
-# layer, and they leave in this order. How long is a step with overlap, in milliseconds?
-
-# %% tags=["prediction-overlap"]
-prediction_step = None  # your number, in milliseconds
+# %% tags=["predict-overlap"]
+predict("overlap-step-here")
 
 
 # %% tags=["overlap-run"]
@@ -408,15 +394,8 @@ predicted = {
     )
     for overlap in (False, True)
 }
-viz.beside(
-    runs["paced", True][1] * 1e3,
-    predicted=predicted[True].makespan * 1e3,
-    prediction=prediction_step,
-    unit="ms",
-    title="A step with overlap",
-    axis="time of a step",
-    paced=True,
-)
+step_ms = runs["paced", True][1] * 1e3
+compare("overlap-step-here", step_ms, title="A step with overlap", axis="time of a step", paced=True)
 
 # %% [markdown]
 # ### The timeline of a step
@@ -432,7 +411,7 @@ def only_rank_0(timeline):
     return md.Timeline(spans, paced=timeline.paced, predicted=timeline.predicted)
 
 
-viz.timelines(
+figure = viz.timelines(
     {
         "without overlap": predicted[False],
         "with overlap": predicted[True],
@@ -440,18 +419,20 @@ viz.timelines(
         "with overlap, rank 0": only_rank_0(runs["paced", True][0]),
     }
 )
+reveal("overlap-step-here", figure)
 
 # %% tags=["timeline-unpaced"]
 viz.timelines({f"{name} overlap, unpaced": runs["unpaced", on][0] for name, on in (("without", False), ("with", True))})
 
 # %% tags=["overlap-result"]
-print(f"4 ranks, {os.cpu_count()} cores")
+lines = [f"4 ranks, {os.cpu_count()} cores"]
 for kind in ("paced", "unpaced"):
     without, with_it = runs[kind, False], runs[kind, True]
-    print(
+    lines.append(
         f"{kind:8s} step {without[1] * 1e3:5.0f} ms without overlap, {with_it[1] * 1e3:5.0f} ms with it: "
         f"{without[1] / with_it[1]:.2f} times as fast; hidden: {with_it[0].overlap:.0%} of the communication"
     )
+reveal("overlap-step-here", "\n".join(lines))
 
 # %% [markdown]
 # Paced, the averaging disappears behind the backward pass, all but what the last bucket takes. Unpaced, and with more
@@ -621,39 +602,33 @@ except md.LaunchError as error:
 print("sum of all weights on each rank:", md.launch(train_uneven, ranks=2, args=(True,)))
 
 # %% [markdown]
-# ## Questions
+# ## Concept cards (15 minutes)
+#
+# One idea, one question. Pick an answer: it explains itself, right or wrong.
 
-# %% [markdown] tags=["question-where-to-average"]
-# Someone averages the *weights* after every optimizer step instead of the gradients before it. For plain SGD, is the
-# result the same? What would be sent? (cell `when-to-average`)
+# %% tags=["card-why-replicas-agree"]
+card("why-replicas-agree")
 
-# %% [markdown] tags=["question-unequal-tokens"]
-# Four ranks have 100, 100, 100 and 20 valid tokens. Each reports the mean of its own, and these are averaged. How much
-# more does a token of the last rank count than one of the first? (cell `token-mean`)
+# %% tags=["card-order-of-a-step"]
+card("order-of-a-step")
 
-# %% [markdown] tags=["question-dp-traffic"]
-# The number of ranks goes from 4 to 1024. How do the bytes change that a rank sends per step, and how does the number
-# of messages? (cell `figure-traffic`)
+# %% tags=["card-weight-of-a-token"]
+card("weight-of-a-token")
 
-# %% [markdown] tags=["question-bucket-size"]
-# Why does a bucket as large as the model hide nothing with overlap, and why is it the best without? (cells
-# `figure-buckets` and `explore-overlap`)
+# %% tags=["card-dp-traffic"]
+card("dp-traffic")
 
-# %% [markdown] tags=["question-first-layer"]
-# With overlap, the averaging of which layer's gradients can never be hidden behind the backward pass? (cell
-# `timeline-paced`)
+# %% tags=["card-latency-of-buckets"]
+card("latency-of-buckets")
 
-# %% [markdown] tags=["question-no-sync"]
-# All micro-batches of a step run inside `no_sync`, the last one too. What do the replicas do in the optimizer step that
-# follows? (cell `accumulation`)
+# %% tags=["card-never-hidden"]
+card("never-hidden")
 
-# %% [markdown] tags=["question-does-not-fit"]
-# A model needs three times the memory of a rank. How many data-parallel ranks are needed to train it? (cell
-# `throughput-memory`)
+# %% tags=["card-all-inside-no-sync"]
+card("all-inside-no-sync")
 
-# %% [markdown] tags=["question-steps-per-epoch"]
-# 16 samples, a local batch of 2 on each of two ranks. How many optimizer steps has an epoch, and how long must a cosine
-# schedule be that should reach zero at its end? (cell `batch-and-rate`)
+# %% tags=["card-does-not-fit"]
+card("does-not-fit")
 
 # %% [markdown]
 # ## Why not?
@@ -668,9 +643,22 @@ print("sum of all weights on each rank:", md.launch(train_uneven, ranks=2, args=
 #   when it needs it. That is ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054).
 
 # %% [markdown]
+# ## Test (25 minutes)
+#
+# Answers are kept as you give them; the cell below the test submits them and then explains every one. A calculator, or a
+# cell of your own, is welcome.
+
+# %% tags=["quiz"]
+quiz("03")
+
+# %% tags=["submit"]
+submit("03")
+
+# %% [markdown]
 # ## Where to go next
 #
-# - The file: `minidist/parallel/data.py`, all three versions in one place.
+# - Exercises: assignment ps03, the averaging built four times: naive, in buckets, overlapped, and with accumulation.
+# - The file, after that: `minidist/parallel/data.py`, all three versions in one place.
 # - Lab 03 (`labs/03_scaling`): scaling from one to eight ranks, on CPU or GPUs, with a plot of what you measured.
 # - Papers: Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, 2020,
 #   arXiv:2006.15704; Goyal et al., *Accurate, Large Minibatch SGD*, 2017, arXiv:1706.02677; McCandlish et al., *An

@@ -12,25 +12,34 @@ from types import ModuleType
 
 @dataclass(frozen=True)
 class Source:
-    """A piece of Python with the place it comes from; a notebook shows it highlighted, a terminal as text."""
+    """A piece of Python with the place it comes from; a notebook shows it highlighted, a terminal as text.
+
+    folded: why it is not shown at once, and opens by a click or by `print`; "" shows it.
+    """
 
     code: str
     file: str
     line: int
+    folded: str = ""
 
     def __str__(self) -> str:
         return f"# {self.file}, line {self.line}\n{self.code}"
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return f"# {self.file}, line {self.line}: folded, {self.folded}" if self.folded else str(self)
 
     def _repr_markdown_(self) -> str:
-        return f"`{self.file}`, line {self.line}\n\n```python\n{self.code}\n```"
+        place, code = f"`{self.file}`, line {self.line}", f"```python\n{self.code}\n```"
+        if self.folded:
+            place = f"<code>{self.file}</code>, line {self.line}"  # markdown is not read inside a summary
+            return f"<details><summary>{place}: folded, {self.folded}</summary>\n\n{code}\n\n</details>"
+        return f"{place}\n\n{code}"
 
 
-def show(thing: Callable | type | ModuleType, *methods: str) -> Source:
+def show(thing: Callable | type | ModuleType, *methods: str, folded: str = "") -> Source:
     """The source of a function, class or module as it is on disk; of a class only the methods named, if any are.
 
-    Raises TypeError for what has no Python source, AttributeError for a method that does not exist.
+    folded: as in `Source`. Raises TypeError for what has no Python source, AttributeError for a method that does not exist.
     """
     parts = [getattr(thing, method) for method in methods] or [thing]
     line = inspect.getsourcelines(parts[0])[1]
@@ -40,4 +49,4 @@ def show(thing: Callable | type | ModuleType, *methods: str) -> Source:
         (parent for parent in path.parents if (parent / "__init__.py").exists() and parent.name == "minidist"), None
     )
     name = path.relative_to(inside.parent).as_posix() if inside else path.name
-    return Source(code, name, max(line, 1))
+    return Source(code, name, max(line, 1), folded)

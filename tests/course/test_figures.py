@@ -188,6 +188,16 @@ def test_show_reads_the_file_itself():
         viz.show(Timeline, "no_such_method")
 
 
+def test_folded_code_opens_by_a_click_or_by_print():
+    shown = viz.show(viz.beside, folded="an exercise asks for it")
+    assert "def beside(" in str(shown)
+    assert "def beside(" not in repr(shown)
+    before, code = shown._repr_markdown_().split("</summary>")
+    assert before.startswith("<details><summary>")
+    assert "an exercise asks for it" in before
+    assert "def beside(" in code
+
+
 EXPLORERS = {
     "arrival": viz.arrival_explorer,
     "ring": lambda: viz.ring_explorer({2: ring(2), 3: ring(3), 4: RING}),

@@ -4,12 +4,13 @@ Everything follows from names by hashing, so there is no random state: a learner
 grader sees what the learner saw.
 """
 
-import math
+import reprlib
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from grading.fill import Filled, digest, variants
+from grading.fill import Filled, digest, values_of
 from grading.question import Choice, Number, Order, Question, Trace, key
 
 Answer = Any  # choice: key; several: sorted keys; number: float; order: keys; trace: {row key: choice key}
@@ -87,7 +88,7 @@ def variant_for(question_id: str, learner: str, attempt: int, variants: int) -> 
 
 def draw(question: Question, variant: int = 0, learner: str = "") -> Drawn:
     """The question as this learner sees this variant. Raises IndexError for a variant that it does not have."""
-    return drawn(Filled(question, variants(question)[variant]), variant).shuffled(learner)
+    return drawn(Filled(question, values_of(question, variant)), variant).shuffled(learner)
 
 
 def drawn(filled: Filled, variant: int) -> Drawn:
@@ -125,21 +126,29 @@ def drawn(filled: Filled, variant: int) -> Drawn:
 
 
 def _number(answer: Answer, unit: str) -> float:
-    if isinstance(answer, bool) or not isinstance(answer, int | float) or not math.isfinite(answer):
-        raise AnswerError(f"answer with a number{f' of {unit}' if unit else ''}, got {answer!r:.60}")
-    return float(answer)
+    if isinstance(answer, int | float) and not isinstance(answer, bool) and abs(answer) <= sys.float_info.max:
+        return float(answer)
+    raise AnswerError(f"answer with a number{f' of {unit}' if unit else ''}, got {_few(answer)}")
 
 
 def _one_of(answer: Answer, keys: set[str], what: str) -> str:
     if not isinstance(answer, str) or answer not in keys:
-        raise AnswerError(f"{what}: {answer!r:.60} is no option here; take one of {', '.join(sorted(keys))}")
+        raise AnswerError(f"{what}: {_few(answer)} is no option here; take one of {', '.join(sorted(keys))}")
     return answer
 
 
 def _keys(answer: Answer, keys: set[str]) -> list[str]:
     if not isinstance(answer, list | tuple):
-        raise AnswerError(f"answer with a list of keys, got {answer!r:.60}")
+        raise AnswerError(f"answer with a list of keys, got {_few(answer)}")
     found = [_one_of(each, keys, "answer") for each in answer]
     if len(set(found)) < len(found):
         raise AnswerError(f"each option at most once, got {found}")
     return found
+
+
+def _few(answer: Answer) -> str:
+    """An answer that came from outside, whatever it is, in few characters."""
+    try:
+        return reprlib.repr(answer)
+    except ValueError:  # Python refuses to print integers of thousands of digits
+        return "a number of thousands of digits"

@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import json
 import math
+import reprlib
 from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any, TypeVar
@@ -25,6 +26,19 @@ def variants(question: Question) -> list[dict[str, Any]]:
     """The draws that are used: at most VARIANTS, in an order that only the question's id and seed decide."""
     order = lambda draw: digest(question.id, question.seed, json.dumps(draw, sort_keys=True))
     return sorted(all_draws(question), key=order)[:VARIANTS]
+
+
+def values_of(question: Question, variant: int) -> dict[str, Any]:
+    """What a variant of the question draws. Raises IndexError for one that it does not have."""
+    draws = variants(question)
+    return draws[checked_variant(question.id, variant, len(draws))]
+
+
+def checked_variant(question_id: str, variant: object, variants: int) -> int:
+    """The variant, if it is one of 0 to variants - 1; else raises IndexError."""
+    if isinstance(variant, bool) or not isinstance(variant, int) or not 0 <= variant < variants:
+        raise IndexError(f"{question_id} has the variants 0 to {variants - 1}, and none {reprlib.repr(variant)}")
+    return variant
 
 
 def digest(*parts: object) -> str:

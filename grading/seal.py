@@ -17,7 +17,7 @@ from typing import Any
 
 from grading.bank import Bank
 from grading.draw import Answer, Drawn, Shown, drawn
-from grading.fill import Filled, variants
+from grading.fill import Filled, checked_variant, variants
 from grading.question import Question
 from grading.verdict import Entry, Part, Verdict, entries, weigh
 
@@ -115,7 +115,7 @@ class Sealed:
     def drawn(self, question_id: str, variant: int, learner: str = "") -> Drawn:
         """The question as this learner sees this variant. Raises IndexError for one that it does not have."""
         question = self._question(question_id)
-        varying = question["variants"][variant]
+        varying = _variant(question_id, question, variant)
         common = {name: question[name] for name in ("use", "kind", "concept", "cell", "unit")}
         return Drawn(
             id=question_id,
@@ -149,13 +149,18 @@ class Sealed:
         question = self._question(question_id)
         if "salt" not in question:
             raise Withheld(f"the explanations of {question_id} come with the feedback")
-        boxes = question["variants"][variant]["boxes"]
+        boxes = _variant(question_id, question, variant)["boxes"]
         master = _master(question_id, bytes.fromhex(question["salt"]))
         found: list[Entry] = []
         for name in boxes if keys is None else keys:
             raw = _unpack(_unlock(_key(master, variant, name), boxes[name]))
             found += [Entry(**{**each, "part": Part(**each["part"])}) for each in raw]
         return tuple(found)
+
+
+def _variant(question_id: str, question: Mapping[str, Any], variant: int) -> Mapping[str, Any]:
+    drawn = question["variants"]
+    return drawn[checked_variant(question_id, variant, len(drawn))]
 
 
 @cache

@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
         "--lessons", action="append", default=[], type=Path, metavar="DIR", help="where NN_*.py of private lessons lie"
     )
     options = parser.parse_args(argv)
-    problems = check(options.folders, options.lessons)
+    problems = check([QUESTIONS, *options.folders], [LESSONS, *options.lessons])
     for problem in problems:
         print(problem)
     if problems:
@@ -41,9 +41,9 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def check(folders: Sequence[Path] = (), lessons: Sequence[Path] = ()) -> list[Problem]:
-    """Everything to change in the repository's questions with these folders on top; lessons: further ones' sources."""
-    files, problems = read_all(QUESTIONS, *folders)
+def check(folders: Sequence[Path] = (QUESTIONS,), lessons: Sequence[Path] = (LESSONS,)) -> list[Problem]:
+    """Everything to change in the questions of these folders, the later on top; lessons: where their sources are."""
+    files, problems = read_all(*folders)
     incomplete = {file.module for file in files if file.problems}
     bank, unfit = merge(files)
     problems += unfit
@@ -55,7 +55,7 @@ def check(folders: Sequence[Path] = (), lessons: Sequence[Path] = ()) -> list[Pr
         problems += error.problems
     places = {file.module: file.place for file in files}
     for name, module in sorted(bank.modules.items()):
-        found = lesson.find(name, [LESSONS, *lessons])
+        found = lesson.find(name, lessons)
         for question in module.questions:
             problems += rules.problems(question, mistakes, found.cells if found else None)
         if name not in incomplete:  # what a left out question covers is not missing
@@ -66,7 +66,7 @@ def check(folders: Sequence[Path] = (), lessons: Sequence[Path] = ()) -> list[Pr
 def of_module(module: Module, found: Lesson | None) -> Found:
     """What is wrong with a module as a whole."""
     if found is None:
-        yield "module", f"no lesson {module.id}_*.py is in {LESSONS.name}/; say where it is with --lessons"
+        yield "module", f"there is no lesson {module.id}_*.py; say with --lessons in which folder it is"
     elif difference := lesson.differences(found, module.concepts):
         yield "concepts", difference
     yield from covers_the_concepts(module)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from grading.draw import Answer, Drawn, drawn
-from grading.fill import Filled, variants
+from grading.fill import Filled, values_of
 from grading.formulas import quantity
 from grading.question import Choice, Number, Order, Question, Trace, key
 
@@ -60,13 +60,13 @@ def judge(question: Question, variant: int, answer: Answer) -> Verdict:
 
     Raises AnswerError for what cannot be an answer, IndexError for a variant that the question does not have.
     """
-    filled = Filled(question, variants(question)[variant])
+    filled = Filled(question, values_of(question, variant))
     return weigh(drawn(filled, variant), entries(filled), answer)
 
 
 def explain(question: Question, variant: int) -> tuple[Part, ...]:
     """Everything there is to explain about a variant: every option, number, place or row."""
-    return tuple(entry.part for entry in entries(Filled(question, variants(question)[variant])))
+    return tuple(entry.part for entry in entries(Filled(question, values_of(question, variant))))
 
 
 def weigh(drawn: Drawn, entries: Sequence[Entry], answer: Answer) -> Verdict:

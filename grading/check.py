@@ -1,0 +1,212 @@
+"""Judging an answer: the learner's function on real ranks, with inputs drawn anew, one criterion after the other."""
+
+import contextlib
+import importlib
+import random
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import yaml
+
+from grading.exercise import Case, Criterion, Exercise, Finding
+from grading.pack import pack
+from grading.ranks.host import NoRanks, RankHost
+from grading.ranks.run import Job, Run
+from grading.report import Report, Result
+
+ASSIGNMENTS = ("ps02", "ps03")
+HINTS = Path(__file__).parent / "hints"
+
+
+class CheckFailed(AssertionError):
+    """An answer is not right yet. The report above it says what is missing."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows: the message, without the frames of this package."""
+        return [f"CheckFailed: {self}"]
+
+
+@cache
+def exercises() -> Mapping[str, Exercise]:
+    """All public exercises by id."""
+    modules = [importlib.import_module(f"grading.checks.{name}") for name in ASSIGNMENTS]
+    found = [value for module in modules for value in vars(module).values() if isinstance(value, Exercise)]
+    return {exercise.id: exercise for exercise in found}
+
+
+def find(exercise_id: str) -> Exercise:
+    """The exercise with this id. Raises ValueError that names those there are."""
+    if exercise_id not in exercises():
+        raise ValueError(f"there is no exercise {exercise_id!r}: they are {', '.join(sorted(exercises()))}")
+    return exercises()[exercise_id]
+
+
+# ---- judging ---------------------------------------------------------------------------------------------------------
+
+
+def judge(exercise: str | Exercise, functions: Mapping[str, bytes], host: RankHost, seed: int | None = None) -> Report:
+    """Judge an answer. functions: the learner's, by name, pickled (`grading.pack`); they are opened in ranks only.
+
+    seed: of the inputs; None: new ones each time. Earlier functions that this one uses are replaced by right ones, so
+    that a mistake costs points once. Where ranks cannot be started every criterion is blocked.
+    """
+    asked = find(exercise) if isinstance(exercise, str) else exercise
+    if asked.function not in functions:
+        why = f"there is no function {asked.function}: the cell that defines it has not run, or it has another name"
+        return _all(asked, "failed", why, "not-written")
+    trial = _Trial(
+        asked, functions[asked.function], host, random.Random(seed).getrandbits(60) if seed is None else seed
+    )
+    try:
+        results = trial.results()
+    except NoRanks as error:
+        return _all(asked, "blocked", f"could not be judged here: {error}", "")
+    return Report(asked.id, asked.function, results, trial.printed)
+
+
+def _all(exercise: Exercise, state: str, why: str, mistake: str) -> Report:
+    """A report in which every criterion has one fate."""
+    results = [
+        Result(each.name, state, 0, each.points, f"{exercise.id}: {state}.\n  {why}" if i == 0 else "", mistake)
+        for i, each in enumerate(exercise.criteria)
+    ]
+    return Report(exercise.id, exercise.function, tuple(results))
+
+
+class _Trial:
+    """One answer to one exercise, while it is being judged. Criteria that look at the same cases share their runs."""
+
+    def __init__(self, exercise: Exercise, function: bytes, host: RankHost, seed: int) -> None:
+        self.exercise, self.function, self.host, self.seed = exercise, function, host, seed
+        self.cases = exercise.draw(random.Random(seed))
+        self.runs: dict[int, Run] = {}
+        self.body = _by_value(exercise.body)
+        self.given = {name: _by_value(function) for name, function in exercise.given.items()}
+        self.printed: tuple[str, ...] = ()
+
+    def results(self) -> tuple[Result, ...]:
+        """Every criterion in turn; without the basic one none of the others counts."""
+        basic, *others = self.exercise.criteria
+        found = [self.result(basic)]
+        if found[0].state != "passed":
+            waits = [Result(each.name, "failed", 0, each.points) for each in others]
+            return (found[0], *waits)
+        return (found[0], *(self.result(each) for each in others))
+
+    def result(self, criterion: Criterion) -> Result:
+        for case in self.cases[criterion.on]:
+            run = self.run(case)
+            finding = criterion.judge(case, run) if run.ok else criterion.explain(case, run) or _as_finding(case, run)
+            if finding is not None:
+                self.printed = self.printed or tuple(run.printed)
+                text = f"{_head(self.exercise, criterion, finding)}\n{finding.text()}"
+                return Result(criterion.name, "failed", 0, criterion.points, text, finding.mistake)
+        return Result(criterion.name, "passed", criterion.points, criterion.points)
+
+    def run(self, case: Case) -> Run:
+        if id(case) not in self.runs:
+            job = Job(
+                function=self.function,
+                calls=case.calls,
+                allowed=self.exercise.allowed,
+                body=self.body,
+                given=self.given,
+                answers=case.answers,
+                limits=self.exercise.limits,
+                seed=self.seed % 2**31,
+            )
+            self.runs[id(case)] = self.host.run(job)
+        return self.runs[id(case)]
+
+
+def _head(exercise: Exercise, criterion: Criterion, finding: Finding) -> str:
+    where = [finding.label] if finding.label else []
+    if finding.rank is not None:
+        where.append(f"rank {finding.rank}")
+    return f"{exercise.id} {criterion.name}: failed.  {', '.join(where)}".rstrip()
+
+
+def _as_finding(case: Case, run: Run) -> Finding:
+    """A run that did not end as it should."""
+    return Finding(run.why, run.mistake, case.labels[run.call], run.rank)
+
+
+def _by_value(function: Callable[..., Any]) -> bytes:
+    """Our own function for ranks, which may not be able to import its module."""
+    module = sys.modules[function.__module__]
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        return cloudpickle.dumps(function)
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+# ---- in a notebook ---------------------------------------------------------------------------------------------------
+
+
+@cache
+def _host() -> RankHost:
+    """The warm process of this kernel. It ends when the kernel does."""
+    return RankHost()
+
+
+def check(exercise: str) -> None:
+    """Judge the function that this notebook defines for an exercise, print the report, and raise CheckFailed if it has
+    not earned all points."""
+    asked = find(exercise)
+    function = _namespace().get(asked.function)
+    if not callable(function):
+        raise CheckFailed(f"{exercise}: run the cell that defines {asked.function} first")
+    try:
+        report = judge(asked, {asked.function: pack(function)}, _host())
+    except TypeError as error:
+        raise CheckFailed(f"{exercise}: {error}") from None
+    print(report.text())
+    _record("checked", exercise=exercise, passed=report.passed, points=report.points, lost=report.lost())
+    if not report.passed:
+        raise CheckFailed(f"{exercise}: {report.points} of {report.most} points; the report is above")
+
+
+def hint(exercise: str) -> None:
+    """Print the next hint for an exercise: a question, a picture, the invariant, the first line."""
+    asked = find(exercise)
+    rungs = _hints(asked.id)
+    step = _climbed().get(asked.id, 0)
+    name, text = list(rungs.items())[step % len(rungs)]
+    print(f"{exercise}, hint {step % len(rungs) + 1} of {len(rungs)}: {name}\n\n{text.rstrip()}")
+    _climbed()[asked.id] = step + 1
+    _record("hinted", exercise=exercise, step=step % len(rungs) + 1)
+
+
+@cache
+def _climbed() -> dict[str, int]:
+    """How many hints this kernel has shown, for each exercise."""
+    return {}
+
+
+def _hints(exercise: str) -> dict[str, str]:
+    """The ladder of an exercise. Raises ValueError where there is none."""
+    base = exercise.split("-")[0]
+    path = HINTS / f"{base[:2]}.yaml"
+    rungs = yaml.safe_load(path.read_text(encoding="utf-8")).get(base) if path.exists() else None
+    if not rungs:
+        raise ValueError(f"exercise {exercise} has no hints")
+    return rungs
+
+
+def _namespace() -> dict[str, Any]:
+    """Where the notebook's functions are."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell.user_ns if shell is not None else vars(sys.modules["__main__"])
+
+
+def _record(kind: str, **fields: Any) -> None:
+    """Log it, where there is a log; a check or a hint never fails because of that."""
+    with contextlib.suppress(Exception):
+        from grading.log import record
+
+        record(kind, **fields)

@@ -1,0 +1,1 @@
+"""Checks of assignment 03: data parallelism."""

@@ -1,0 +1,1 @@
+"""Mutants of assignment 02, one file for each exercise."""

@@ -1,0 +1,1 @@
+"""Mutants of assignment 03, one file for each exercise."""

@@ -10,7 +10,7 @@ from grading import shelf, text
 from grading.draw import AnswerError
 from grading.form import form
 from grading.log import log, record
-from grading.style import Pane, button, frame, marked, show
+from grading.style import Pane, button, frame, marked, option, show
 
 if TYPE_CHECKING:
     from grading.shelf import Asked
@@ -91,21 +91,21 @@ def card_widget(asked: Asked) -> Any:
 def _options(asked: Asked, status: Pane) -> list[Any]:
     """One button an option; its explanation opens below it."""
     before, widgets = earlier(asked), []
-    for option in asked.drawn.options:
-        pick, pane = button(text.plain(option.text), "option"), Pane()
+    for shown in asked.drawn.options:
+        pick, pane = option(text.plain(shown.text)), Pane()
 
-        def open_up(judged: Verdict, key: str = option.key, pick: Any = pick, pane: Pane = pane) -> None:
+        def open_up(judged: Verdict, key: str = shown.key, pick: Any = pick, pane: Pane = pane) -> None:
             marked(pick, "picked")
             pane.write(explain(asked, judged, key), mark="right" if judged.right else "wrong")
 
-        def picked(_button: Any, key: str = option.key, open_up: Callable[[Verdict], None] = open_up) -> None:
+        def picked(_button: Any, key: str = shown.key, open_up: Callable[[Verdict], None] = open_up) -> None:
             judged, problem = answered(asked, key)
             open_up(judged)
             status.write(problem, mark="quiet")
 
         pick.on_click(guarded(status, picked))
-        if option.key in before:
-            open_up(asked.judge(option.key))
+        if shown.key in before:
+            open_up(asked.judge(shown.key))
         widgets += [pick, pane.widget]
     return widgets
 

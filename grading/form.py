@@ -79,7 +79,7 @@ def _number(drawn: Drawn, answer: Any) -> Form:
 
     field = widgets.Text(
         value=f"{answer:.12g}" if isinstance(answer, int | float) else "",
-        placeholder=f"such as {text.EXAMPLES.get(drawn.unit, '0.5, 1200 or 1.2e3')}",
+        placeholder=f"such as {text.EXAMPLES.get(drawn.unit, text.ANY_NUMBER)}",
         description="Your number",
         style={"description_width": "initial"},
         layout={"width": "24em"},
@@ -94,13 +94,12 @@ def _order(drawn: Drawn, answer: Any) -> Form:
     import ipywidgets as widgets
 
     before = answer if isinstance(answer, list) and len(answer) == len(drawn.options) else []
-    places = [
-        _menu(f"{place + 1}.", drawn.options, before[place] if before else None) for place in range(len(drawn.options))
-    ]
+    labels = [f"{place + 1}." for place in range(len(drawn.options))]
+    places = _menus(labels, drawn.options, before or [""] * len(labels))
 
     def read() -> list[str] | None:
         keys = [menu.value for menu in places]
-        if None in keys:
+        if "" in keys:
             return None
         if len(set(keys)) < len(keys):
             raise AnswerError("One of them is there twice: give each a place of its own.")
@@ -113,23 +112,28 @@ def _trace(drawn: Drawn, answer: Any) -> Form:
     import ipywidgets as widgets
 
     before = answer if isinstance(answer, dict) else {}
-    menus = {row.key: _menu(text.plain(row.text), drawn.options, before.get(row.key)) for row in drawn.rows}
+    labels = [text.plain(row.text) for row in drawn.rows]
+    menus = _menus(labels, drawn.options, [before.get(row.key, "") for row in drawn.rows])
 
     def read() -> dict[str, str] | None:
-        keys = {row: menu.value for row, menu in menus.items()}
-        return None if None in keys.values() else keys
+        keys = {row.key: menu.value for row, menu in zip(drawn.rows, menus, strict=True)}
+        return None if "" in keys.values() else keys
 
-    return Form(tuple(menus.values()), widgets.VBox(list(menus.values())), read)
+    return Form(tuple(menus), widgets.VBox(menus), read)
 
 
-def _menu(label: str, options: tuple[Shown, ...], value: str | None) -> Any:
+def _menus(labels: list[str], options: tuple[Shown, ...], values: list[str]) -> list[Any]:
+    """A menu of the options for each label; "" is open."""
     import ipywidgets as widgets
 
     known = {option.key for option in options}
-    return widgets.Dropdown(
-        options=[(OPEN, None), *((text.plain(option.text), option.key) for option in options)],
-        value=value if value in known else None,
-        description=label,
-        style={"description_width": "initial"},
-        layout={"width": "auto", "max_width": "100%"},
-    )
+    return [
+        widgets.Dropdown(
+            options=[(OPEN, ""), *((text.plain(option.text), option.key) for option in options)],
+            value=value if value in known else "",
+            description=label,
+            style={"description_width": f"{min(max(map(len, labels)), 60) * 0.52 + 0.5:.1f}em"},
+            layout={"width": "auto", "max_width": "100%"},
+        )
+        for label, value in zip(labels, values, strict=True)
+    ]

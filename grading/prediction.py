@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from grading.shelf import Asked
 
 _waiting: dict[tuple[str, str], Callable[[], None]] = {}  # (question, what is kept back) -> what shows it
+_asked_in: dict[str, str] = {}  # question -> the cell that asks for the prediction
 
 
 def predict(question: str, answer: Any = None) -> None:
@@ -132,8 +133,10 @@ def reveal(question: str, thing: Figure | str) -> None:
     except shelf.ShelfError as error:
         print(error)
         return
-    said, figure = (f"```\n{thing}\n```", None) if isinstance(thing, str) else ("", thing)
-    _show_once_committed(asked, said or figure.axes[0].get_title(), lambda: (said, figure))
+    if isinstance(thing, str):
+        _show_once_committed(asked, thing, lambda: (f"```\n{thing}\n```", None))
+    else:
+        _show_once_committed(asked, thing.axes[0].get_title(), lambda: ("", thing))
 
 
 def _show_once_committed(asked: Asked, name: str, content: Callable[[], tuple[str, Figure | None]]) -> None:

@@ -21,7 +21,7 @@ from grading.draw import AnswerError
 from grading.form import form
 from grading.handin import saved
 from grading.log import log, record
-from grading.style import Pane, frame, show
+from grading.style import Pane, frame, marked, show
 
 if TYPE_CHECKING:
     from grading.shelf import Asked, Questions
@@ -124,7 +124,7 @@ def _widget(test: Test) -> Any:
             tally()
 
         controls.on_change(guarded(status, keep))
-        blocks += [Pane(f"**{place}.** {asked.drawn.stem}").widget, controls.box, status.widget]
+        blocks += [marked(Pane(f"**{place}.** {asked.drawn.stem}").widget, "next"), controls.box, status.widget]
     tally()
     return frame(Pane(_head(test)).widget, *blocks, count.widget)
 

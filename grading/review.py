@@ -25,8 +25,11 @@ def review(module: str, answers: Any = None) -> None:
     except shelf.ShelfError as error:
         print(error)
         return
-    if not cards:
-        print("Nothing to review: no question was missed so far.")
+    print(
+        "Review, with new numbers: what you missed before."
+        if cards
+        else "Nothing to review: nothing was missed so far."
+    )
     for place, asked in enumerate(cards):
         typed = answers[place] if answers is not None and place < len(answers) else None
         show_card(asked, typed)

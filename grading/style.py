@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 # The values behind the commas are for notebook tools that do not set JupyterLab's variables. What is right or wrong is
@@ -19,16 +18,19 @@ CSS = """
   padding: 5px 14px; color: var(--jp-ui-font-color1, #000); background: var(--jp-layout-color2, #eee);
   border: 1px solid var(--jp-border-color1, #bdbdbd); border-radius: 3px; box-shadow: none; }
 .minidist-card button.jupyter-button:hover:enabled { border-color: var(--jp-brand-color1, #1976d2); }
-.minidist-card button.minidist-option { width: 100%; text-align: left; background: var(--jp-layout-color1, #fff); }
+.minidist-card button.minidist-option { text-align: left; background: var(--jp-layout-color1, #fff); }
 .minidist-card button.minidist-picked { background: var(--jp-layout-color2, #eee); font-weight: 600; }
 .minidist-card :is(button, input, select):focus-visible { outline: 2px solid var(--jp-brand-color1, #1976d2);
   outline-offset: 1px; }
 .minidist-card .widget-radio-box { width: 100%; }
 .minidist-card .widget-radio-box label, .minidist-card .widget-checkbox label { white-space: normal; height: auto;
   line-height: 1.4; margin: 2px 0; align-items: flex-start; overflow: visible; max-width: 100%; width: auto; }
-.minidist-card .widget-radio-box input { flex: none; margin-top: 3px; }
+.minidist-card .widget-radio-box input { flex: none; margin: 0 6px 0 2px; }
+.minidist-card .widget-dropdown > label { text-align: left; }
+.minidist-card .minidist-next { border-top: 1px solid var(--jp-border-color2, #e0e0e0); margin-top: 10px;
+  padding-top: 4px; }
 .minidist-card .widget-checkbox, .minidist-card .widget-radio { width: 100%; height: auto; }
-.minidist-card select { height: auto; padding: 4px; }
+.minidist-card select { height: auto; padding: 4px; appearance: auto; background-image: none !important; }
 .minidist-card .minidist-right { border-left: 4px solid var(--jp-success-color1, #388e3c); padding-left: 10px; }
 .minidist-card .minidist-wrong { border-left: 4px dashed var(--jp-warn-color1, #c75000); padding-left: 10px; }
 .minidist-card .minidist-quiet { color: var(--jp-ui-font-color2, #616161); }
@@ -73,11 +75,18 @@ class Pane:
         self.widget.layout.display = "block" if self.widget.outputs else "none"
 
 
-def button(description: str, *names: str) -> Any:
+def button(description: str) -> Any:
     """A button as wide as its words."""
     import ipywidgets as widgets
 
-    return marked(widgets.Button(description=description, layout={"width": "auto"}), *names)
+    return widgets.Button(description=description, layout={"width": "auto", "align_self": "flex-start"})
+
+
+def option(description: str) -> Any:
+    """A button as wide as the card, with its words at the left: one of several answers."""
+    import ipywidgets as widgets
+
+    return marked(widgets.Button(description=description, layout={"width": "100%"}), "option")
 
 
 def show(box: Any, text: str, **more: str) -> None:
@@ -85,10 +94,3 @@ def show(box: Any, text: str, **more: str) -> None:
     from IPython.display import display
 
     display({**box._repr_mimebundle_(), "text/plain": text, **more}, raw=True)
-
-
-def row(children: Sequence[Any]) -> Any:
-    """Widgets side by side, wrapped where the page is narrow."""
-    import ipywidgets as widgets
-
-    return widgets.HBox(list(children), layout={"flex_flow": "row wrap", "align_items": "center"})

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from grading.draw import AnswerError
+from grading.formulas import quantity
 
 if TYPE_CHECKING:
     from grading.draw import Drawn, Shown
@@ -21,26 +22,25 @@ if TYPE_CHECKING:
 LETTERS = string.ascii_lowercase
 WIDTH = 100
 
-# What a unit may be typed as: the factor to the question's own unit.
-SCALES: Mapping[str, Mapping[str, float]] = {
-    "bytes": {
-        "byte": 1,
-        "bytes": 1,
-        "B": 1,
-        "kB": 1e3,
-        "KB": 1e3,
-        "MB": 1e6,
-        "GB": 1e9,
-        "TB": 1e12,
-        "KiB": 2**10,
-        "MiB": 2**20,
-        "GiB": 2**30,
-        "TiB": 2**40,
-    },
-    "bytes/s": {"B/s": 1, "bytes/s": 1, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12},
-    "s": {"s": 1, "seconds": 1, "second": 1, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60},
+# What a number may be typed in, by what is counted; one of them is the question's own unit.
+BYTES: Mapping[str, float] = {
+    "bytes": 1,
+    "byte": 1,
+    "B": 1,
+    "kB": 1e3,
+    "KB": 1e3,
+    "MB": 1e6,
+    "GB": 1e9,
+    "TB": 1e12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
 }
+SECONDS: Mapping[str, float] = {"s": 1, "second": 1, "seconds": 1, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60}
+SCALES = (BYTES, {f"{name}/s": size for name, size in BYTES.items()}, SECONDS)
 EXAMPLES: Mapping[str, str] = {"bytes": "590592 or 590.6 kB", "bytes/s": "25 GB/s", "s": "0.25 or 250 ms"}
+ANY_NUMBER = "0.5, 1200 or 1.2e3"
 
 
 def widgets_run() -> bool:
@@ -59,31 +59,39 @@ def shell() -> Any:
     return get_ipython()
 
 
+def cell_id() -> str:
+    """The id of the notebook cell that runs, "" where it is not known."""
+    try:
+        return shell().kernel.get_parent()["metadata"]["cellId"]
+    except (AttributeError, KeyError, TypeError):
+        return ""
+
+
 # ---- what a learner types --------------------------------------------------------------------------------------------
 
 
 def number(typed: str, unit: str = "") -> float:
     """A number as a learner types it, in the question's unit.
 
-    >>> number("590,592", "bytes"), number("590.6 kB", "bytes"), number("2 ms", "s"), number("1e3")
-    (590592.0, 590600.0, 0.002, 1000.0)
+    >>> number("590,592", "bytes"), number("590.6 kB", "bytes"), number("2 ms", "s"), number("500 MB", "GB")
+    (590592.0, 590600.0, 0.002, 0.5)
 
     Raises AnswerError, saying what to type instead.
     """
     match = re.fullmatch(r"\s*([-+]?[\d.,_]+(?:[eE][-+]?\d+)?)\s*([^\d\s].*?)?\s*", typed)
-    example = EXAMPLES.get(unit, "0.5, 1200 or 1.2e3")
+    example = EXAMPLES.get(unit, ANY_NUMBER)
     wanted = f"a number{' in ' + unit if unit else ''}, such as {example}"
     if match is None:
         raise AnswerError(f"{typed.strip()!r} is not a number: type {wanted}.")
     digits, word = match[1], match[2] or ""
     if "," in digits and not re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?", digits):
         raise AnswerError(f"{digits!r} could be two numbers: use a point for decimals, as in {wanted}.")
-    scales = SCALES.get(unit, {unit: 1.0})
+    scales = next((each for each in SCALES if unit in each), {unit: 1.0})
     if word and word not in scales:
         known = ", ".join(name for name in scales if name) or "none"
         raise AnswerError(f"{word!r} is not a unit of this answer ({known}): type {wanted}.")
     try:
-        return float(digits.replace(",", "")) * scales.get(word, 1.0)
+        return float(digits.replace(",", "")) * scales[word or unit] / scales[unit]
     except ValueError:
         raise AnswerError(f"{typed.strip()!r} is not a number: type {wanted}.") from None
 
@@ -123,7 +131,7 @@ def how_to_answer(drawn: Drawn) -> str:
         return f'give every letter of {letters} that is right, such as "a, c"'
     if drawn.kind == "number":
         unit = f" in {drawn.unit}" if drawn.unit else ""
-        return f"give a number{unit}, such as {EXAMPLES.get(drawn.unit, '0.5, 1200 or 1.2e3')}"
+        return f"give a number{unit}, such as {EXAMPLES.get(drawn.unit, ANY_NUMBER)}"
     if drawn.kind == "order":
         return f'give all of {letters} in order, such as "{" ".join(reversed(LETTERS[: len(drawn.options)]))}"'
     return f"give a letter of {letters} for each of the {len(drawn.rows)} rows, from top to bottom"
@@ -180,7 +188,7 @@ def answer(drawn: Drawn, given: Any) -> str:
     """
     texts = {option.key: plain(option.text) for option in drawn.options}
     if drawn.kind == "number":
-        return f"{given:g} {drawn.unit}".strip()
+        return quantity(given, drawn.unit)
     if drawn.kind == "trace":
         rows = {row.key: plain(row.text) for row in drawn.rows}
         return "; ".join(f"{rows.get(row, row)}: {texts.get(key, key)}" for row, key in given.items())

@@ -85,7 +85,7 @@ def test_more_draws_than_can_be_looked_at_are_told(sample: Path):
 
 
 def test_a_fault_of_the_catalogue_is_told(sample: Path):
-    told = plant(sample, ("  because: Nobody drew the arrow.\n", ""), file="misconceptions.yaml")
+    told = plant(sample, ("  because: Nobody has drawn the arrow yet.\n", ""), file="misconceptions.yaml")
     assert told == [f"{sample}/misconceptions.yaml, line 5: sample-backwards: because: is missing; write it"]
     shutil.copy(SAMPLE / "misconceptions.yaml", sample)
     told = plant(sample, ("sample-backwards", "sample-twice"), file="misconceptions.yaml")

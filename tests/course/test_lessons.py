@@ -307,9 +307,9 @@ def test_predictions_are_about_the_very_runs(ran):
     measured = {entry["question"]: entry["value"] for entry in ran[2] if entry["kind"] == "measured"}
     for number in BANK.modules:
         for question in BANK.of(number, "predict"):
-            right = entries_of(question.id)[0]
-            is_time = question.body.unit in ("s", "ms") or question.id == "crossover-here"
-            assert measured[question.id] == pytest.approx(right.value, rel=0.25 if is_time else 1e-9), question.id
+            share = measured[question.id] / entries_of(question.id)[0].value
+            timed = question.body.unit in ("s", "ms") or question.id == "crossover-here"  # a busy machine is slower
+            assert 0.7 < share < 2.5 if timed else share == pytest.approx(1), question.id
     serial = next(e.value for e in entries_of("overlap-step-here") if e.part.mistake == "nothing-overlaps")
     assert measured["overlap-step-here"] < serial / 1.1  # overlap pays where computing and sending do not queue
 
@@ -326,4 +326,4 @@ def test_run_all_gives_no_result_away(ran):
         assert cells, name
         shown = [output for cell in cells for output in cell.outputs]
         assert not [output for output in shown if "image/png" in output.get("data", {})], name
-        assert all("kept back until you commit" in output["data"]["text/plain"] for output in shown), name
+        assert all("kept back" in output["data"]["text/plain"] for output in shown), name

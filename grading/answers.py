@@ -66,7 +66,7 @@ class Submission:
 
 def encode(submission: Submission) -> str:
     """The text of a submission."""
-    packed = zlib.compress(json.dumps(asdict(submission), separators=(",", ":"), sort_keys=True).encode(), 9)
+    packed = zlib.compress(json.dumps(asdict(submission), separators=(",", ":")).encode(), 9)
     return MARK + base64.urlsafe_b64encode(_check(packed) + packed).decode().rstrip("=")
 
 

@@ -170,7 +170,7 @@ def about(asked: Asked, part: Part, answer: Any) -> str:
     """Whether one part is right and, of an option, whether it was chosen."""
     said = "right" if part.right else "not right"
     if asked.drawn.kind == "order":
-        said = "at its place" if part.right else "not at its place"
+        said = "at its place" if part.right else "belongs here"
     if asked.drawn.kind == "several" and answer is not None:
         said += ", and you chose it" if part.key in answer else ", and you did not choose it"
     return f"{said}."

@@ -66,11 +66,7 @@ def _module(source: shelf.Questions, entries: list[Entry]) -> Module:
     number = source.module
     mine = [entry for entry in entries if entry.get("module") == number]
     submitted = [entry for entry in mine if entry["kind"] == "submitted"]
-    passed = {
-        entry["exercise"]: bool(entry.get("passed"))
-        for entry in entries
-        if entry["kind"] == "checked" and str(entry.get("exercise", "")).startswith(number)
-    }
+    passed = {str(entry.get("exercise")) for entry in entries if entry["kind"] == "checked" and entry.get("passed")}
     return Module(
         number,
         source.title,
@@ -78,7 +74,7 @@ def _module(source: shelf.Questions, entries: list[Entry]) -> Module:
         tuple(_concept(source, concept, mine) for concept in source.concepts),
         tuple(sum(entry["right"].values()) if isinstance(entry.get("right"), dict) else None for entry in submitted),
         len(source.ids("test")),
-        tuple(sorted(name for name, ok in passed.items() if ok)),
+        tuple(sorted(exercise for exercise in passed if exercise.startswith(number))),
     )
 
 
@@ -123,7 +119,7 @@ def progress() -> None:
         print(error)
         return
     if home() is None:
-        print(log_is_memory())
+        print(f"There is no workspace at or above {Path.cwd()}: this is what the kernel remembers.")
     if text.widgets_run():
         from IPython.display import Markdown, display
 
@@ -132,38 +128,25 @@ def progress() -> None:
         print(as_text(modules))
 
 
-def log_is_memory() -> str:
-    return f"There is no workspace at or above {Path.cwd()}: this is what the kernel remembers."
+CONCEPT_HEAD = ("", "cells run", "predicted", "answered right")
+MODULE_HEAD = ("module", "minutes", *CONCEPT_HEAD[1:], "test", "built")
 
 
-HEAD = ("", "cells run", "predicted", "answered right")
+def _of(done: int, there: int) -> str:
+    return f"{done} of {there}" if there else ""
 
 
-def _rows(module: Module) -> list[tuple[str, str, str, str]]:
-    every = [(concept.name, concept) for concept in module.concepts]
-    return [
-        (
-            name,
-            f"{one.ran} of {one.cells}" if one.cells else "",
-            f"{one.predicted} of {one.predictions}" if one.predictions else "",
-            f"{one.right} of {one.questions}" if one.questions else "",
-        )
-        for name, one in every
-    ]
+def _counts(one: Concept | Module) -> tuple[str, str, str]:
+    """Cells run, predictions made and questions answered right, of a concept or of all of a module's."""
+    done = one.total if isinstance(one, Module) else lambda field: getattr(one, field)
+    pairs = (("ran", "cells"), ("predicted", "predictions"), ("right", "questions"))
+    return tuple(_of(done(some), done(every)) for some, every in pairs)  # type: ignore[return-value]
 
 
-def _outline(module: Module) -> str:
-    """One module on one line."""
-    parts = [
-        f"{module.minutes} min",
-        f"cells run {module.total('ran')} of {module.total('cells')}",
-        f"predicted {module.total('predicted')} of {module.total('predictions')}",
-        f"answered right {module.total('right')} of {module.total('questions')}",
-        f"test {_test(module)}",
-    ]
-    if module.exercises:
-        parts.append(f"built {', '.join(module.exercises)}")
-    return "; ".join(parts)
+def _row(module: Module) -> tuple[str, ...]:
+    """One module's row of the panel."""
+    built = ", ".join(module.exercises)
+    return f"{module.number} {module.title}", str(module.minutes), *_counts(module), _test(module), built
 
 
 def _test(module: Module) -> str:
@@ -178,24 +161,30 @@ def _test(module: Module) -> str:
 
 
 def as_markdown(modules: list[Module]) -> str:
-    """The panel: a line for each module, its concepts folded below."""
-    blocks = []
+    """The panel: a row for each module, and below it the concepts, folded."""
+    blocks = [_table(MODULE_HEAD, [_row(module) for module in modules])]
     for module in modules:
-        table = ["|" + "|".join(HEAD) + "|", "|---|---|---|---|"]
-        table += ["|" + "|".join(row) + "|" for row in _rows(module)]
-        fold = "<details><summary>its concepts</summary>\n\n" + "\n".join(table) + "\n\n</details>"
-        blocks.append(f"**{module.number} {module.title}**: {_outline(module)}\n\n{fold}")
+        table = _table(CONCEPT_HEAD, [(concept.name, *_counts(concept)) for concept in module.concepts])
+        blocks.append(
+            f"<details><summary>{module.number} {module.title}, by concept</summary>\n\n{table}\n\n</details>"
+        )
     return "\n\n".join(blocks)
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    return "\n".join("|" + "|".join(row) + "|" for row in [head, ("---",) * len(head), *rows])
 
 
 def as_text(modules: list[Module]) -> str:
     """The same for a terminal."""
-    lines = []
+    line = "  {:52.52s} {:>9s} {:>9s} {:>14s}".format
+    lines = [line(*CONCEPT_HEAD)]
     for module in modules:
-        lines.append(f"{module.number} {module.title}: {_outline(module)}")
-        lines += [f"    {row[0][:56]:56s} {row[1]:>9s} {row[2]:>9s} {row[3]:>14s}" for row in _rows(module)]
-    head = f"    {'':56s} {'cells run':>9s} {'predicted':>9s} {'answered right':>14s}"
-    return "\n".join([head, *lines])
+        built = f", built {', '.join(module.exercises)}" if module.exercises else ""
+        lines += ["", f"{module.number} {module.title}: {module.minutes} min, test {_test(module)}{built}"]
+        lines += [line(concept.name, *_counts(concept)) for concept in module.concepts]
+        lines.append(line("together", *_counts(module)))
+    return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -89,8 +89,9 @@ def _submit_open(test: Test, before: Submission | None, blanks: bool) -> Submiss
     variants = {asked.drawn.id: asked.drawn.variant for asked in test.questions}
     attempt = Attempt(variants, drafts, round(time.time(), 3))
     if before is None:
-        before = Submission(test.module, log().learner(), ())
-    submission = replace(before, attempts=(*before.attempts, attempt))
+        submission = Submission(test.module, log().learner(), (attempt,))
+    else:
+        submission = replace(before, attempts=(*before.attempts, attempt))
     problem = save(submission, outcome(test.source, attempt))
     if problem:
         print("Your answers are in this cell: save the notebook, and they stay.")
@@ -156,7 +157,7 @@ def results(source: Questions, submission: Submission) -> None:
             "explanations come back with the feedback."
         )
         return
-    lines = [f"**{_score(rows)} right.** {_scores(source, submission)}The answers are in this cell's source: save."]
+    lines = [f"**{_score(rows)} right.** {_scores(source, submission)}The answers are in this cell: save the notebook."]
     for place, (name, asked, judged) in enumerate(rows, 1):
         if asked is None:
             lines.append(f"**{place}.** The question `{name}` is no longer in the course.")
@@ -165,10 +166,10 @@ def results(source: Questions, submission: Submission) -> None:
         mine = "left open" if answer is None else text.answer(asked.drawn, answer)
         said = "**Not right.**" if answer is None else explain(asked, judged, answer)
         every = (
-            f"<details><summary>All of it explained</summary>\n\n{explain_parts(asked, asked.explain())}\n\n</details>"
+            f"<details><summary>Everything explained</summary>\n\n{explain_parts(asked, asked.explain())}\n\n</details>"
         )
         lines.append(f"**{place}.** {asked.drawn.stem}\n\n*Your answer:* {mine}.\n\n{said}\n\n{every}")
-    _tell("\n\n".join(lines))
+    _tell("\n\n---\n\n".join(lines))
 
 
 def _score(rows: list[tuple[str, Any, Any]]) -> str:

@@ -193,12 +193,12 @@ def answer(drawn: Drawn, given: Any) -> str:
         rows = {row.key: plain(row.text) for row in drawn.rows}
         return "; ".join(f"{rows.get(row, row)}: {texts.get(key, key)}" for row, key in given.items())
     keys = [given] if isinstance(given, str) else given
-    return ", ".join(texts.get(key, key) for key in keys) or "none of them"
+    return ("; then " if drawn.kind == "order" else "; ").join(texts.get(key, key) for key in keys) or "none of them"
 
 
 def plain_lines(markdown: str) -> str:
     """Markdown of several paragraphs as text for a terminal: marks, links and folds gone, wrapped."""
     unfolded = re.sub(r"</?(?:details|summary)>", "", markdown)
     unlinked = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", unfolded)
-    blocks = [block.strip() for block in re.split(r"\n\s*\n|\n(?=- )", unlinked)]
+    blocks = ["" if block == "---" else block for block in map(str.strip, re.split(r"\n\s*\n|\n(?=- )", unlinked))]
     return "\n".join(_fill(plain(block), "", "  " if block.startswith("- ") else "") for block in blocks if block)

@@ -26,11 +26,24 @@ def values(known: Sequence[Known], otherwise: str) -> Judge:
             xs = [inputs["x"] for inputs in case.calls[call]]
             found = find_wrong(common.parts_of(run, call), case.facts[call], xs, known, label, otherwise)
             if found is not None:
-                missed = common.never_waited(case, run) if found.mistake.startswith("wrong-") else None
-                return found if missed is None else replace(missed, expected=found.expected, got=found.got)
+                other = _from_messages(case, run, call) if found.mistake.startswith("wrong-") else None
+                return found if other is None else replace(other, expected=found.expected, got=found.got)
         return None
 
     return judge
+
+
+def _from_messages(case: Case, run: Run, call: int) -> Finding | None:
+    """What the messages say about a wrong result."""
+    n = case.ranks
+    sent = [sum(message.src == rank for message in run.messages_of(call)) for rank in range(n)]
+    if n > 1 and set(sent) == {n - 2}:
+        why = (
+            f"The last step is missing: every rank made {n - 2} of {n - 1}. range(1, n) makes n - 1 steps, "
+            "range(1, n - 1) one fewer."
+        )
+        return Finding(why, "one-step-short", case.labels[call], 0)
+    return common.never_waited(case, run)
 
 
 def explain_ring(case: Case, run: Run) -> Finding | None:

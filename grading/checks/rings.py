@@ -115,11 +115,6 @@ REDUCE = (
         "(r - s) % n leaves, the one that was added to in the step before.",
     ),
     Known(
-        "one-step-short",
-        lambda xs, r: reduce(xs, lambda rank, step: rank - step, lambda rank, step: rank - step - 1, len(xs) - 2)[r][r],
-        "The last step is missing: n ranks need n - 1 steps. range(1, n) makes that many, range(1, n - 1) one fewer.",
-    ),
-    Known(
         "passes-own-on",
         lambda xs, r: slices(xs[r], len(xs))[r] + slices(xs[r - 1], len(xs))[r],
         "Only two ranks' numbers are in this sum. After the first step the partial sum has to be sent on, not x's own "

@@ -434,8 +434,8 @@ viz.curves(
 # %% [markdown]
 # ## Concept cards (15 minutes)
 #
-# One idea, one question. Pick an answer: it explains itself, right or wrong, and a wrong one leads
-# to the cell that shows why.
+# One idea, one question. Pick an answer: it explains itself, right or wrong, and a wrong one leads to the cell that
+# shows why.
 
 # %% tags=["card-ranks-own-memory"]
 card("ranks-own-memory")

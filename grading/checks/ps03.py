@@ -235,7 +235,7 @@ def explain_hooks(case: Case, run: Run) -> Finding | None:
     if "NoneType" not in run.why:
         return None
     why = (
-        f"{run.why}\nThe hook ran before parameter.grad was there: register_hook is called with the gradient on its way, "
+        f"{run.why}\nThe hook ran before parameter.grad was there. register_hook comes with the gradient on its way, "
         "register_post_accumulate_grad_hook when it has arrived."
     )
     return Finding(why, "hook-comes-too-early", case.labels[run.call], run.rank)

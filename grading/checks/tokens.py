@@ -214,6 +214,9 @@ def explain_empty(case: Case, run: Run) -> Finding | None:
     if run.mistake in ("not-all-join", "different-collectives", "different-shapes"):
         why = f"{run.why}\nRank 1 has no valid token, and still has to take part in every all-reduce, with zeros."
         return Finding(why, "absent-are-skipped", case.labels[0], run.rank)
+    if "ZeroDivisionError" in run.why:
+        why = f"{run.why}\nRank 1 has no valid token: divide by the tokens of all ranks, of which there are some."
+        return Finding(why, "divides-by-no-tokens", case.labels[0], run.rank)
     return None
 
 

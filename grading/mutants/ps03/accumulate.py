@@ -143,7 +143,8 @@ def averages_with_the_last_valid_one(module, comm, micro_batches):
 
 @mutant("03.4", "no tokens", "divides-by-no-tokens")
 def weighs_its_own_mean(module, comm, micro_batches):
-    mine, tokens = _count(micro_batches), _tokens(comm, micro_batches)
+    mine, tokens = int(_count(micro_batches)), int(_tokens(comm, micro_batches))
+    per_token = 1 / mine
     for batch in micro_batches:
-        (comm.size * (_loss(module, batch) / mine) * (mine / tokens)).backward()
+        (comm.size * _loss(module, batch) * per_token * (mine / tokens)).backward()
     average_gradients(module, comm)

@@ -101,6 +101,7 @@ def ready(course: Course, name: str, *, sandboxed: bool) -> None:
     if not list(course.folder("release", name).glob("*.ipynb")):
         raise CourseError(f"{name} was not released: run grading release {name} first")
     Checks.load(course, name)
+    course.roster(), course.extensions()
     if sandboxed and sandbox.problem():
         raise CourseError(
             f"no sandbox can be had here ({sandbox.problem()}). `grading doctor` says how to get one. To run the learners' "
@@ -155,8 +156,10 @@ def grade_one(course: Course, name: str, learner: str, staging: Path, *, sandbox
     ]
     converter = Autograde(coursedir=folders, config=config, log=logger(messages))
     converter.force = True
-    converter.start()
-    print("\n".join(messages.lines))
+    try:
+        converter.start()
+    finally:
+        print("\n".join(messages.lines))
 
 
 def _settle(course: Course, name: str, ended: Ended, staging: Path, logs: Path) -> Graded:

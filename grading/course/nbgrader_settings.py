@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,9 +56,10 @@ def course_directory(course: Course, **folders: Path) -> CourseDirectory:
 @contextlib.contextmanager
 def gradebook(course: Course) -> Iterator[Gradebook]:
     """The course's gradebook, made where there is none. What fails inside leaves it as it was."""
-    from sqlalchemy.exc import SQLAlchemyError
+    from sqlalchemy.exc import SAWarning, SQLAlchemyError
 
     find_commands()
+    warnings.filterwarnings("ignore", category=SAWarning)  # of nbgrader's own models
     try:
         with Gradebook(f"{course.gradebook_url}?timeout=60", course.id) as book:
             try:

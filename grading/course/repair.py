@@ -5,6 +5,7 @@ order. What the learner wrote stays, also in cells added. Notes say what was don
 """
 
 import json
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,9 +33,9 @@ def repair(handed_in: Path, release: Path, target: Path) -> tuple[str, ...]:
     """Write to target what of the folder handed_in can be graded as the release; returns notes."""
     target.mkdir(parents=True)
     copy_files(handed_in, target)
-    for name in ("timestamp.txt",):
-        if (handed_in / name).is_file() and not (handed_in / name).is_symlink():
-            shutil.copyfile(handed_in / name, target / name)
+    when = handed_in / "timestamp.txt"
+    if when.is_file() and not when.is_symlink():
+        shutil.copyfile(when, target / when.name)
     notes: list[str] = []
     for original in sorted(release.glob("*.ipynb")):
         handed_out = nbformat.read(original, as_version=4)
@@ -44,6 +45,11 @@ def repair(handed_in: Path, release: Path, target: Path) -> tuple[str, ...]:
         notes += [note for note in (found, trouble, *repaired.notes) if note]
         nbformat.write(repaired.notebook, target / original.name)
     return tuple(notes)
+
+
+def _shown(name: str) -> str:
+    """A file's name as it can stand in a note: it was chosen by a learner."""
+    return "".join(char if char.isprintable() and char not in "<>&`[]" else "?" for char in name)[:80]
 
 
 def find(folder: Path, name: str, *, single: bool) -> tuple[Path | None, str]:
@@ -57,13 +63,13 @@ def find(folder: Path, name: str, *, single: bool) -> tuple[Path | None, str]:
     alike = [path for path in plain if stem in path.stem.lower()] or (plain if single and len(plain) == 1 else [])
     if alike:
         newest = max(alike, key=lambda path: (path.stat().st_mtime, path.name))
-        return newest, f"{newest.name} was graded as {name}"
+        return newest, f"{_shown(newest.name)} was graded as {name}"
     return None, f"no notebook {name} was handed in; the empty one was graded"
 
 
 def read(path: Path) -> tuple[NotebookNode | None, str]:
     """The notebook in a file, None with a note where there is none."""
-    unreadable = f"{path.name} cannot be read as a notebook"
+    unreadable = f"{_shown(path.name)} cannot be read as a notebook"
     try:
         if path.stat().st_size > LARGEST_NOTEBOOK:
             return None, f"{unreadable}: it has more than {LARGEST_NOTEBOOK >> 20} MB; the empty one was graded"
@@ -107,8 +113,10 @@ def mend(notebook: NotebookNode | None, release: NotebookNode) -> Repaired:
     notes: list[str] = []
     cells: list[NotebookNode] = []
     seen: dict[str, int] = {}
+    there = {grade_id(cell) for cell in notebook.cells}
+    alike = {_likeness(cell): name for name, cell in known.items() if name not in there}
     for cell in notebook.cells:
-        name = grade_id(cell)
+        name = grade_id(cell) or alike.pop(_likeness(cell), "")
         cell.metadata = NotebookNode({key: value for key, value in cell.metadata.items() if key not in FLAGS})
         if name in seen:
             notes.append(f"cell {name} was there more than once: the first counts, the others ran as ordinary cells")
@@ -130,6 +138,12 @@ def grade_id(cell: NotebookNode) -> str:
     about = cell.metadata.get("nbgrader")
     name = about.get("grade_id") if isinstance(about, dict) else None
     return name if isinstance(name, str) else ""
+
+
+def _likeness(cell: NotebookNode) -> str:
+    """What tells a cell apart whose metadata a tool has dropped: the function it defines, else what it says."""
+    defined = re.match(r"(?:\s|#.*)*(?:def|class) (\w+)", cell.source)
+    return f"def {defined[1]}" if defined else f"{cell.cell_type} {' '.join(cell.source.split())}"
 
 
 def _ours(cell: NotebookNode, original: NotebookNode) -> tuple[NotebookNode, str]:

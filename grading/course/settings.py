@@ -125,9 +125,9 @@ class Course:
         """Extra time by (learner, assignment), from extensions.csv; an assignment of * means each."""
         path = self.root / "extensions.csv"
         extra: dict[tuple[str, str], timedelta] = {}
-        for line, row in _rows(path, ("id", "assignment", "days")) if path.exists() else ():
+        for line, row in _rows(path, ("learner", "assignment", "days")) if path.exists() else ():
             try:
-                extra[row["id"], row["assignment"]] = timedelta(days=float(row["days"]))
+                extra[row["learner"], row["assignment"]] = timedelta(days=float(row["days"]))
             except ValueError:
                 raise CourseError(f"extensions.csv, line {line}: days is a number, not {row['days']!r}") from None
         return extra

@@ -52,7 +52,7 @@ class Fields:
         """A number, None where it is left out."""
         value = self.take(name, needed=False)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            hint = "; YAML reads 1e-3 as a text, write 1.0e-3" if isinstance(value, str) else ""
+            hint = "; YAML takes 1.0e-3 for a number, and 1e-3 for a text" if isinstance(value, str) else ""
             raise self.error(name, f"has to be a number, got {short(value)}{hint}")
         return value
 

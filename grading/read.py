@@ -7,6 +7,7 @@ questions:
 - {id: ..., use: ..., kind: ..., concept: ..., cell: ..., stem: ..., ...}
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,8 @@ from grading.question import (
     Trace,
     Wrong,
 )
+
+EXPONENT = re.compile(r"[-+]?[\d.]*\d[\d.]*[eE][-+]?\d+")  # numbers to a person, and to YAML only if 1.0e+6
 
 
 @dataclass(frozen=True)
@@ -153,6 +156,8 @@ def _scalars(fields: Fields, name: str, values: object) -> list[int | float | st
 def _scalar(fields: Fields, name: str, value: object) -> int | float | str:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise fields.error(name, f"takes numbers and texts, got {value!r:.40}")
+    if isinstance(value, str) and EXPONENT.fullmatch(value):
+        raise fields.error(name, f"YAML reads {value} as a text; as a number it is {float(value):.1e}")
     return value
 
 

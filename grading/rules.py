@@ -156,7 +156,9 @@ def names_exist_and_are_used(question: Question) -> Found:
 
 
 def examples_come_out(question: Question) -> Found:
-    """Cases worked out by hand are what the expressions give."""
+    """Cases worked out by hand are what the expressions give; a number has at least one."""
+    if isinstance(question.body, Number) and not any("answer" in example for example in question.examples):
+        yield "examples", "has no answer worked out by hand; write one, such as - {ranks: 4, answer: 6}"
     for i, example in enumerate(question.examples):
         if missing := [name for name in question.params if name not in example]:
             yield f"examples[{i}]", f"gives no {missing[0]}; give every param a value"

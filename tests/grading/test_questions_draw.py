@@ -138,6 +138,7 @@ def test_several_need_exactly_the_right_ones_and_explain_all(bank: Bank):
             assert {part.key for part in verdict.parts} == set(every)
             assert {part.key for part in verdict.parts if part.right} == right
             assert verdict.mistakes == (("sample-backwards",) if set(picked) - right else ())
+            assert judge(question, 0, picked[::-1]).right == verdict.right
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from grading import validate
+from grading import rules, validate
 from grading.bank import Bank
+from grading.lesson import LESSONS
 from grading.misconceptions import load
-from grading.question import Choice, Number
+from grading.question import Choice, Number, Place
+from grading.read import question
 
 SAMPLE = Path(__file__).parent / "sample"
 
@@ -30,14 +32,23 @@ def test_every_lesson_has_its_questions(module: str):
 def test_every_wrong_answer_names_a_catalogued_mistake():
     bank, catalogue = Bank.load(), load()
     for module in bank.modules:
-        for question in bank.of(module):
-            body = question.body
+        for written in bank.of(module):
+            body = written.body
             if isinstance(body, Choice):
                 assert {option.mistake for option in body.options if not option.right} <= set(catalogue)
             elif isinstance(body, Number):
                 assert {wrong.mistake for wrong in body.wrong} <= set(catalogue)
             else:
                 assert body.mistake in catalogue
+
+
+def test_the_example_in_the_documentation_is_a_question():
+    page = (LESSONS.parents[1] / "docs" / "questions.md").read_text(encoding="utf-8")
+    example = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
+    asked = question(example["questions"][0], example["module"], Place("docs/questions.md"))
+    catalogue, cells = load(), {"measure-traffic", "ring-halves"}
+    told = [problem.text for problem in rules.problems(asked, catalogue, cells)]
+    assert all("words; say why" in text or "is the same as" in text for text in told), told  # its whys are dots
 
 
 # ---- planted faults --------------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
-"""python -m course build [--check] | workspace | open"""
+"""python -m course build [--check] | workspace | open [DIR]"""
 
 import argparse
 import os
 import sys
+from pathlib import Path
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -12,11 +13,12 @@ def main(argv: list[str] | None = None) -> int:
     build = commands.add_parser("build", help="generate course/*.ipynb from course/src/*.py")
     build.add_argument("--check", action="store_true", help="write nothing; fail if a notebook is out of date")
     commands.add_parser("workspace", help="hand out new and updated lessons to workspace/; never over your changes")
-    commands.add_parser("open", help="open JupyterLab on the first lesson (PORT=8888 in the environment)")
+    opened = commands.add_parser("open", help="open JupyterLab on the first lesson (PORT=8888 in the environment)")
+    opened.add_argument("folder", metavar="DIR", nargs="?", type=Path, help="or formgrader on an instructor's folder")
     options = parser.parse_args(argv)
     if options.command == "build":
         return _build(check=options.check)
-    return _workspace() if options.command == "workspace" else _open()
+    return _workspace() if options.command == "workspace" else _open(options.folder)
 
 
 def _build(*, check: bool) -> int:
@@ -57,11 +59,11 @@ def _questions() -> dict[str, bytes]:
         return {}
 
 
-def _open() -> int:
+def _open(instructor: Path | None) -> int:
     from course.serve import open_course
 
     try:
-        open_course(os.environ)
+        open_course(os.environ, instructor=instructor)
     except (OSError, ValueError) as error:
         sys.exit(str(error))
     return 0

@@ -94,8 +94,15 @@ def first_lesson(workspace: Path) -> Path:
     return lessons[0]
 
 
-def arguments(place: Place, port: int, token: str, lesson: Path, root: Path) -> list[str]:
-    """JupyterLab's command line: local, quiet, and asking no other machine for anything."""
+def course_folder(folder: Path) -> Path:
+    """An instructor's folder. Raises FileNotFoundError with the command that makes one."""
+    if not (folder / "nbgrader_config.py").is_file():
+        raise FileNotFoundError(f"{folder} is no course folder: make one with `grading new-course {folder}`")
+    return folder.resolve()
+
+
+def arguments(place: Place, port: int, token: str, page: str, root: Path) -> list[str]:
+    """JupyterLab's command line: local, quiet, and asking no other machine for anything. page: what it opens on."""
     chosen = {
         "ServerApp.ip": place.ip,
         "ServerApp.port": port,
@@ -106,7 +113,7 @@ def arguments(place: Place, port: int, token: str, lesson: Path, root: Path) -> 
         "IdentityProvider.token": token,
         "PasswordIdentityProvider.hashed_password": "",
         "LabApp.log_level": "WARN",
-        "LabApp.default_url": f"/lab/tree/{lesson.relative_to(root).as_posix()}",
+        "LabApp.default_url": page,
         "LabApp.app_settings_dir": SETTINGS,
         "LabApp.news_url": None,
         "LabApp.check_for_updates_class": "jupyterlab.handlers.announcements.NeverCheckForUpdate",
@@ -117,9 +124,9 @@ def arguments(place: Place, port: int, token: str, lesson: Path, root: Path) -> 
     return [*line, "--allow-root"] if place.root else line
 
 
-def message(place: Place, port: int, token: str, lesson: Path, user_host: str, root: Path) -> str:
+def message(place: Place, port: int, token: str, page: str, user_host: str) -> str:
     """What the learner reads once the server answers."""
-    url = f"http://127.0.0.1:{port}/lab/tree/{lesson.relative_to(root).as_posix()}?token={token}"
+    url = f"http://127.0.0.1:{port}{page}?token={token}"
     lines = ["", "The course is open at", f"    {url}"]
     if place.ssh:
         lines += ["On your own machine, first run", f"    ssh -N -L {port}:localhost:{port} {user_host}"]
@@ -149,9 +156,16 @@ def warm_up(mark: Path = WARM) -> None:
     mark.touch()
 
 
-def open_course(environment: Mapping[str, str], root: Path = ROOT) -> None:
-    """Serve the course until Ctrl-C. PORT in the environment is the port to try first."""
-    lesson = first_lesson(root / "workspace")
+def open_course(environment: Mapping[str, str], root: Path = ROOT, instructor: Path | None = None) -> None:
+    """Serve the course until Ctrl-C. PORT in the environment is the port to try first.
+
+    instructor: a course folder made by `grading new-course`, to open formgrader on instead of the lessons.
+    """
+    if instructor is None:
+        page = f"/lab/tree/{first_lesson(root / 'workspace').relative_to(root).as_posix()}"
+    else:
+        root, page = course_folder(instructor), "/formgrader"
+        os.chdir(root)  # where nbgrader looks for its settings
     wanted = parse_port(environment.get("PORT", "8888"))
     place = find_place(environment)
     port = free_port(wanted, place.ip)
@@ -164,7 +178,7 @@ def open_course(environment: Mapping[str, str], root: Path = ROOT) -> None:
 
     token = secrets.token_hex(24)
     # In this process: no second one to outlive it, and no token on a command line that other users can read.
-    server = LabApp.initialize_server(arguments(place, port, token, lesson, root))
-    text = message(place, port, token, lesson, user_and_host(environment), root)
+    server = LabApp.initialize_server(arguments(place, port, token, page, root))
+    text = message(place, port, token, page, user_and_host(environment))
     server.io_loop.add_callback(lambda: print(text, flush=True))
     server.start()

@@ -173,12 +173,12 @@ def test_ports():
     ],
 )
 def test_root_and_containers_get_what_jupyterlab_wants_there_only(place: serve.Place, expected: dict[str, object]):
-    root = Path("/course")
-    line = serve.arguments(place, 8888, "secret", root / "workspace" / "00_start.ipynb", root)
+    page = "/lab/tree/workspace/00_start.ipynb"
+    line = serve.arguments(place, 8888, "secret", page, Path("/course"))
     assert ("--allow-root" in line) == place.root
     assert f"--ServerApp.ip={expected['ip']}" in line
     assert f"--ServerApp.open_browser={expected['browser']}" in line
-    text = serve.message(place, 8888, "secret", root / "workspace" / "00_start.ipynb", "ada@host", root)
+    text = serve.message(place, 8888, "secret", page, "ada@host")
     assert "http://127.0.0.1:8888/lab/tree/workspace/00_start.ipynb?token=secret" in text
     assert ("docker run -p 8888:8888" in text) == place.container
 
@@ -196,3 +196,10 @@ def test_no_browser_over_ssh_or_without_a_display(monkeypatch: pytest.MonkeyPatc
 def test_an_empty_workspace_says_what_to_run(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match="python -m course workspace"):
         serve.first_lesson(tmp_path)
+
+
+def test_an_instructors_folder_is_opened_only_if_it_is_one(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match="grading new-course"):
+        serve.course_folder(tmp_path)
+    (tmp_path / "nbgrader_config.py").touch()
+    assert serve.course_folder(tmp_path) == tmp_path

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LESSONS = Path(__file__).resolve().parents[1] / "course" / "src"
-NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
-NUMBERS += ["thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"]
+TO_TEN = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+NUMBERS = (*TO_TEN, "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen")
 
 
 @dataclass(frozen=True)

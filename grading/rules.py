@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import combinations
+from types import MappingProxyType
 from typing import Any
 
 from grading.draw import Drawn, drawn
@@ -25,8 +26,10 @@ HOLE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
 CODE = re.compile(r"`[^`]*`")
 RAW_NUMBER = re.compile(r"\d\.\d{5,}|\d\.0(?![\d.])|\de[+-]?\d+|(?<![\d.])\d{7,}")
 QUANTITY = re.compile(r"([\d,]*\.?\d+)\s*(kB|MB|GB|TB|bytes?|ns|us|ms|s|million|billion|trillion|)")
-SIZES = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "bytes": 1, "byte": 1, "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1}
-SIZES |= {"million": 1e6, "billion": 1e9, "trillion": 1e12, "": 1}
+SIZES = MappingProxyType(
+    {"byte": 1, "bytes": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+    | {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1, "": 1, "million": 1e6, "billion": 1e9, "trillion": 1e12}
+)
 
 Found = Iterator[tuple[str, str]]  # a field, and what to change in it
 
@@ -240,7 +243,7 @@ def options_differ(filled: Filled) -> Found:
         text = " ".join(filled.text(field, template).split())
         group = field.split("[")[0] + field.partition("]")[2]
         quantity = _quantity(text)
-        for seen in {f"{group}:{text.casefold()}"} | ({f"{group}={quantity:.3g}"} if quantity is not None else set()):
+        for seen in {f"{group}:{text.casefold()}"} | ({f"{group}={quantity:.9g}"} if quantity is not None else set()):
             if seen in read:
                 yield field, f"reads {text!r}, and so does {read[seen]}"
             read[seen] = field

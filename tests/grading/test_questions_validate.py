@@ -90,6 +90,12 @@ def test_a_planted_fault_is_told(sample: Path, fault: dict):
     assert len(told) <= 3, "one fault is told once, not in every draw"
 
 
+def test_options_that_differ_by_one_are_let_through(sample: Path):
+    assert (
+        plant(sample, ("value: an all-reduce", "value: 1023"), ("value: a reduce and a broadcast", "value: 1024")) == []
+    )
+
+
 def test_more_draws_than_can_be_looked_at_are_told(sample: Path):
     told = plant(sample, ("params: {n: [2, 3, 4]}", f"params: {{n: {list(range(1001))}}}"))
     assert any("params: make 1001 combinations; at most 1000, so give fewer values" in line for line in told)

@@ -53,12 +53,12 @@ def _what(seat: Any) -> str:
 def _cause(waits: Sequence[Any], returned: Sequence[Any]) -> tuple[str, str]:
     kinds = {post.what for post in waits}
     if kinds == {"isend"} and not returned:
-        return "send-before-receive", (
+        return "wait-before-receive", (
             "Everyone waits for its own isend before it has asked for a message. A send is over only when the other "
             "side receives: call irecv as well, and only then wait for either."
         )
     if kinds == {"irecv"} and not returned:
-        return "receive-before-send", (
+        return "receive-first-is-safe", (
             "Everyone waits for a message and nobody has sent one. Call isend before waiting for the irecv."
         )
     if kinds - {"isend", "irecv"}:

@@ -75,10 +75,11 @@ class RankHost:
             theirs.close()
         self._control, self._said = mine, b""
         mine.settimeout(_START_S)
-        if not any("ready" in said for said in self._hear()):
-            words = self._last_words()
+        try:
+            self._hear()  # it is ready
+        except OSError as error:
             self.close()
-            raise NoRanks(f"the process that starts the ranks did not come up: {words or 'it said nothing'}")
+            raise NoRanks(f"the process that starts the ranks did not come up: {error}") from None
         mine.setblocking(False)
 
     def close(self) -> None:

@@ -162,8 +162,9 @@ class Learner:
         return ("", 0, "") if frame is None else self._place(frame, frame.f_lineno)
 
     def _place(self, frame: FrameType, number: int) -> tuple[str, int, str]:
-        name = frame.f_code.co_qualname if hasattr(frame.f_code, "co_qualname") else frame.f_code.co_name
-        first, lines = self._lines.get(name.split(".")[0], (number, []))
+        name = frame.f_code.co_qualname
+        known = next((known for known in self._lines if f"{name}.".startswith(f"{known}.")), "")
+        first, lines = self._lines.get(known, (number, []))
         text = lines[number - first] if 0 <= number - first < len(lines) else ""
         return name.replace("<locals>.", ""), number, text.strip()
 

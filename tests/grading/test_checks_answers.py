@@ -1,0 +1,304 @@
+"""Answers to the exercises: right ones earn everything, empty ones nothing, each mistake costs its own criterion."""
+
+import ast
+import random
+import re
+import sys
+import threading
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+
+import grading
+import minidist as md
+from grading.check import CheckFailed, exercises, find, judge
+from grading.exercise import Case, Exercise, Finding
+from grading.mutants import Mutant, mutants
+from grading.pack import pack
+from grading.ranks.host import RankHost
+from grading.report import Report
+
+ROOT = Path(grading.__file__).parent
+SOURCES = {"02": "ps02_collectives", "03": "ps03_data_parallelism"}
+IDS = ["02.1", "02.2", "02.3", "02.4", "03.1", "03.2", "03.3", "03.4"]
+
+
+@pytest.fixture(scope="module")
+def host():
+    with RankHost() as one:
+        yield one
+
+
+@cache
+def solutions() -> dict[str, Any]:
+    """The functions that the assignments' sources define, with the solutions that a release takes out."""
+    found: dict[str, Any] = {}
+    for name in SOURCES.values():
+        cells = re.split(r"^# %%.*$", (ROOT / "src" / f"{name}.py").read_text(encoding="utf-8"), flags=re.MULTILINE)
+        space = {"torch": torch, "F": F, "md": md, "__name__": "__main__"}
+        exec("\n".join(cell for cell in cells if "### BEGIN SOLUTION" in cell), space)
+        found |= space
+    return found
+
+
+def judged(host: RankHost, exercise: str, function: Any, seed: int | None = None) -> Report:
+    return judge(exercise, {find(exercise).function: pack(function)}, host, seed)
+
+
+def test_there_are_these_exercises():
+    assert sorted(exercises()) == IDS
+    with pytest.raises(ValueError, match=r"no exercise '02.9': they are 02.1"):
+        find("02.9")
+
+
+@pytest.mark.parametrize("exercise", IDS)
+def test_the_reference_earns_everything(host: RankHost, exercise: str):
+    report = judged(host, exercise, solutions()[find(exercise).function])
+    assert report.passed, report.text()
+    assert report.points == report.most == find(exercise).points
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("exercise", IDS)
+def test_the_reference_earns_everything_with_many_seeds(host: RankHost, exercise: str, seed: int):
+    assert judged(host, exercise, solutions()[find(exercise).function], seed).passed
+
+
+@pytest.mark.parametrize("exercise", IDS)
+def test_empty_answers_earn_nothing(host: RankHost, exercise: str):
+    def returns_none(*args):
+        return None
+
+    def returns_x(comm, x, *args):
+        return x
+
+    def release(*args):
+        raise NotImplementedError
+
+    for function in (returns_none, returns_x, release):
+        report = judged(host, exercise, function)
+        assert report.points == 0, (function, report.text())
+        assert report.results[0].text
+    assert report.results[0].mistake == "not-written"
+    assert judge(exercise, {}, host).points == 0
+
+
+def loses_its_own(host: RankHost, mutant: Mutant) -> None:
+    report = judged(host, mutant.exercise, mutant.function)
+    basic = find(mutant.exercise).criteria[0].name
+    lost = report.lost()
+    assert lost == ([mutant.criterion] if mutant.criterion != basic else [r.name for r in report.results]), (
+        report.text()
+    )
+    result = report.result(mutant.criterion)
+    assert result.mistake == mutant.mistake, report.text()
+    assert len(result.text.splitlines()) > 1
+
+
+@pytest.mark.parametrize("mutant", [m for m in mutants("ps02") if m.exercise == "02.3"], ids=lambda m: m.name)
+def test_a_mutant_loses_its_own_criterion(host: RankHost, mutant: Mutant):
+    loses_its_own(host, mutant)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", [m for m in mutants() if m.exercise != "02.3"], ids=lambda m: m.name)
+def test_every_mutant_loses_its_own_criterion(host: RankHost, mutant: Mutant):
+    loses_its_own(host, mutant)
+
+
+@pytest.mark.parametrize("exercise", IDS)
+def test_every_criterion_has_three_mutants(exercise: str):
+    for criterion in find(exercise).criteria:
+        found = [m for m in mutants() if (m.exercise, m.criterion) == (exercise, criterion.name)]
+        assert len(found) >= 3, criterion.name
+    assert {m.criterion for m in mutants() if m.exercise == exercise} <= {c.name for c in find(exercise).criteria}
+
+
+def test_every_mistake_is_in_the_catalogue():
+    catalogue = {entry["id"] for entry in yaml.safe_load((ROOT / "misconceptions.yaml").read_text(encoding="utf-8"))}
+    assert {m.mistake for m in mutants()} <= catalogue
+    named = set()
+    for path in [*ROOT.glob("checks/*.py"), *ROOT.glob("ranks/*.py"), ROOT / "check.py"]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                named |= set(re.findall(r"^[a-z]+(?:-[a-z]+)+$", node.value))
+    assert len(named & catalogue) > 50
+    assert named - catalogue <= {"utf-8", "process-ended", "rest-to"}
+
+
+# ---- what a report says ----------------------------------------------------------------------------------------------
+
+
+def test_a_failing_check_reads_like_this(host: RankHost):
+    cuts = next(m for m in mutants("ps02") if m.mistake == "tensor-split")
+    text = judged(host, "02.3", cuts.function).text()
+    assert "02.3 reduce_scatter: 8 of 10 points" in text
+    assert "  any N                    failed   0 of 2" in text
+    assert re.search(r"02\.3 any N: failed\.  n = 3, N = 7, rank 1\n  expected  \[\d+\., \d+\., \d+\.\] +got  \[", text)
+    assert "That is how torch.tensor_split cuts" in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_a_wrong_earlier_part_does_not_cost_twice(host: RankHost):
+    space = {"torch": torch, "__name__": "__main__"}
+    source = (
+        "def all_gather(comm, x):\n    raise RuntimeError('broken')\n"
+        "def reduce_scatter(comm, x):\n    return x\n"
+        "def all_reduce(comm, x):\n"
+        "    full = torch.cat([x, x.new_zeros(-len(x) % comm.size)])\n"
+        "    return all_gather(comm, reduce_scatter(comm, full))[: len(x)]\n"
+    )
+    exec(source, space)
+    assert judged(host, "02.4", space["all_reduce"]).passed
+    assert judged(host, "02.2", space["all_gather"]).points == 0
+
+
+def test_a_stored_answer_is_wrong_the_next_time(host: RankHost):
+    answers = {}
+
+    def stored(comm, x):
+        return answers.get((comm.rank, comm.size), x)
+
+    for case in find("02.2").draw(random.Random(5))["basic"]:
+        for rank, right in enumerate(case.facts[0]):
+            answers[rank, case.ranks] = right
+    assert judged(host, "02.2", stored, seed=5).result("basic").state == "failed"  # right, and no message brought it
+    assert judged(host, "02.2", stored, seed=5).result("basic").mistake == "not-by-messages"
+    assert judged(host, "02.2", stored).result("basic").mistake == "wrong-values"
+
+
+def test_numbers_that_came_by_files_are_seen(host: RankHost, tmp_path: Path):
+    def by_files(comm, x):
+        torch.save(x, tmp_path / f"{comm.size} {comm.rank} {len(x)} new")
+        (tmp_path / f"{comm.size} {comm.rank} {len(x)} new").rename(tmp_path / f"{comm.size} {comm.rank} {len(x)}")
+        time.sleep(0.5)
+        return torch.cat([torch.load(tmp_path / f"{comm.size} {rank} {len(x)}") for rank in range(comm.size)])
+
+    report = judged(host, "02.2", by_files)
+    assert report.points == 0
+    assert report.results[0].mistake == "not-by-messages"
+
+
+def test_where_no_ranks_can_be_started_everything_is_blocked():
+    report = judged(RankHost(["no-such-command"]), "02.1", solutions()["shift"])
+    assert [result.state for result in report.results] == ["blocked"] * 3
+    assert report.points == 0
+    assert not report.passed
+    assert "cannot start no-such-command" in report.text()
+
+
+def test_variants(host: RankHost):
+    from grading.checks.ps02 import VARIANTS
+
+    def left(comm, x):
+        rank, n = comm.rank, comm.size
+        pieces = [x.clone()[part] for part in md.partition(len(x), n)]
+        for step in range(1, n):
+            own = pieces[(rank + step + 1) % n]
+            received = torch.empty_like(own)
+            receiving = comm.irecv(received, (rank + 1) % n)
+            comm.isend(pieces[(rank + step) % n], (rank - 1) % n).wait()
+            own += receiving.wait()
+        return pieces[rank].clone()
+
+    def owns_next(comm, x):
+        rank, n = comm.rank, comm.size
+        pieces = [x.clone()[part] for part in md.partition(len(x), n)]
+        for step in range(1, n):
+            own = pieces[(rank - step) % n]
+            received = torch.empty_like(own)
+            receiving = comm.irecv(received, (rank - 1) % n)
+            comm.isend(pieces[(rank - step + 1) % n], (rank + 1) % n).wait()
+            own += receiving.wait()
+        return pieces[(rank + 1) % n].clone()
+
+    def points(variant: str, function: Any) -> tuple[int, int]:
+        report = judge(VARIANTS[variant], {"reduce_scatter": pack(function)}, host)
+        return report.points, report.most
+
+    assert points("02.3-left", left) == (11, 11)
+    assert points("02.3-left", solutions()["reduce_scatter"]) == (10, 11)
+    assert points("02.3-next", owns_next) == (10, 10)
+    assert points("02.3-next", solutions()["reduce_scatter"])[0] == 0
+
+
+# ---- exercises as data -----------------------------------------------------------------------------------------------
+
+
+def test_an_exercise_that_cannot_be_is_refused():
+    shift = find("02.1")
+    with pytest.raises(ValueError, match="the first criterion is the basic one"):
+        Exercise("x", "f", "", shift.criteria[1:], shift.draw, shift.body)
+    with pytest.raises(ValueError, match="two criteria have one name"):
+        Exercise("x", "f", "", (*shift.criteria, shift.criteria[1]), shift.draw, shift.body)
+    with pytest.raises(ValueError, match="as many facts"):
+        Case((({},),), (), ())
+    assert shift.cell == "check-02-1"
+
+
+def test_a_finding_wraps_its_prose():
+    text = Finding("word " * 60, "wrong-values", expected="1" * 60, got="2" * 60).text()
+    assert max(map(len, text.splitlines())) <= 100
+
+
+# ---- in a notebook ---------------------------------------------------------------------------------------------------
+
+
+def test_check_and_hint_in_a_notebook(host: RankHost, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    module = sys.modules["grading.check"]
+    space: dict[str, Any] = {}
+    logged: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr(module, "_host", lambda: host)
+    monkeypatch.setattr(module, "_namespace", lambda: space)
+    monkeypatch.setattr(module, "_record", lambda kind, **fields: logged.append((kind, fields)))
+    with pytest.raises(CheckFailed, match="run the cell that defines shift first"):
+        grading.check("02.1")
+    space["shift"] = solutions()["shift"]
+    assert grading.check("02.1") is None
+    assert "4 of 4 points" in capsys.readouterr().out
+    space["shift"] = lambda comm, x: x
+    with pytest.raises(CheckFailed, match=r"02.1: 0 of 4 points") as caught:
+        grading.check("02.1")
+    assert caught.value._render_traceback_() == ["CheckFailed: 02.1: 0 of 4 points; the report is above"]
+    assert [(kind, fields["passed"]) for kind, fields in logged] == [("checked", True), ("checked", False)]
+    lock = threading.Lock()
+    space["shift"] = lambda comm, x: lock
+    with pytest.raises(CheckFailed, match="cannot be sent to ranks"):
+        grading.check("02.1")
+    capsys.readouterr()
+    said = []
+    for _ in range(5):
+        grading.hint("02.1")
+        said.append(capsys.readouterr().out)
+    assert [text.splitlines()[0] for text in said[:4]] == [
+        "02.1, hint 1 of 4: a question",
+        "02.1, hint 2 of 4: a picture",
+        "02.1, hint 3 of 4: the invariant",
+        "02.1, hint 4 of 4: the first line",
+    ]
+    assert said[4] == said[0]
+
+
+@pytest.mark.parametrize("exercise", IDS)
+def test_every_exercise_has_a_ladder_of_hints(exercise: str):
+    rungs = sys.modules["grading.check"]._hints(exercise)
+    assert list(rungs) == ["a question", "a picture", "the invariant", "the first line"]
+    source = (ROOT / "src" / f"{SOURCES[exercise[:2]]}.py").read_text(encoding="utf-8")
+    assert rungs["the first line"] in source
+
+
+def test_the_sources_say_the_points_and_check_every_exercise():
+    for number, name in SOURCES.items():
+        source = (ROOT / "src" / f"{name}.py").read_text(encoding="utf-8")
+        for exercise in [find(each) for each in IDS if each.startswith(number)]:
+            assert re.search(rf"^# ## {exercise.id} .*\({exercise.points} points\)$", source, flags=re.MULTILINE)
+            assert f'\ncheck("{exercise.id}")\n' in source
+            assert f"def {exercise.function}(" in source
+        assert source.count("### BEGIN SOLUTION") == source.count("### END SOLUTION") == 4

@@ -1,0 +1,302 @@
+"""Whatever a learner's function does in its ranks: a verdict comes soon, names the place, nothing is left."""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+import minidist as md
+from grading.pack import pack
+from grading.ranks.host import NoRanks, RankHost
+from grading.ranks.run import Job, Limits, Run
+
+QUICK = Limits(seconds=2, cpu_seconds=1, memory_bytes=1 << 28, file_bytes=1 << 16)
+
+
+@pytest.fixture(scope="module")
+def host():
+    with RankHost() as one:
+        yield one
+
+
+def run(
+    host: RankHost, function, ranks: int = 2, limits: Limits = QUICK, calls: int = 1, allowed=("isend", "irecv")
+) -> Run:
+    inputs = [[{"x": torch.arange(3.0) + 10 * rank} for rank in range(ranks)]] * calls
+    start = time.monotonic()
+    found = host.run(Job(pack(function), inputs, frozenset(allowed), limits=limits))
+    assert time.monotonic() - start < 15
+    return found
+
+
+def shift(comm, x):
+    received = torch.empty_like(x)
+    receiving = comm.irecv(received, (comm.rank - 1) % comm.size)
+    comm.isend(x, (comm.rank + 1) % comm.size).wait()
+    return receiving.wait()
+
+
+def test_results_and_the_log(host: RankHost):
+    found = run(host, shift, ranks=3, calls=2)
+    assert found.verdict == "ok"
+    assert [rank.tolist() for rank in found.results[1]] == [[20, 21, 22], [0, 1, 2], [10, 11, 12]]
+    assert sorted((m.call, m.src, m.dst, m.elements) for m in found.messages) == [
+        (call, rank, (rank + 1) % 3, 3) for call in range(2) for rank in range(3)
+    ]
+
+
+def test_the_package_itself_runs_on_these_ranks(host: RankHost):
+    def all_of_them(comm, x):
+        whole = md.algorithms.ring_all_reduce(x.clone(), comm)
+        assert torch.equal(whole, comm.all_reduce(x.clone()))
+        assert torch.equal(comm.reduce_scatter(x), md.algorithms.ring_reduce_scatter(x, comm))
+        gathered = comm.all_gather(x[: comm.rank + 1])
+        assert gathered.tolist() == [0, 10, 11, 20, 21, 22]
+        assert comm.lengths(comm.rank) == [0, 1, 2]
+        comm.barrier()
+        assert comm.broadcast(x.clone(), src=1).tolist() == [10, 11, 12]
+        assert comm.all_to_all(x).tolist() == [comm.rank, 10 + comm.rank, 20 + comm.rank]
+        reduced = comm.reduce(x.clone(), dst=2, op="max")
+        return reduced, comm.all_reduce(x, op="mean", async_op=True).wait()
+
+    every = ("isend", "irecv", "all_reduce", "reduce_scatter", "all_gather", "lengths", "barrier", "broadcast")
+    found = run(host, all_of_them, ranks=3, allowed=(*every, "all_to_all", "reduce"))
+    assert found.verdict == "ok", found.why
+    assert [reduced.tolist() for reduced, _ in found.results[0]] == [[0, 1, 2], [10, 11, 12], [20, 21, 22]]
+    assert found.results[0][0][1].tolist() == [10, 11, 12]
+
+
+def test_a_deadlock_names_ranks_calls_and_lines(host: RankHost):
+    def waits(comm, x):
+        comm.isend(x, (comm.rank + 1) % comm.size).wait()  # the culprit
+        return comm.irecv(x, (comm.rank - 1) % comm.size).wait()
+
+    found = run(host, waits, ranks=3)
+    assert found.verdict == "deadlock"
+    assert found.seconds < 1.5
+    assert "rank 2 waits for its isend to rank 0 (line " in found.why
+    assert "comm.isend(x, (comm.rank + 1) % comm.size).wait()  # the culprit" in found.why
+
+
+def test_an_exception_shows_the_learners_lines_only(host: RankHost):
+    def deep(x):
+        return x[9]
+
+    def wrong(comm, x):
+        return deep(x) if comm.rank == 1 else shift(comm, x)
+
+    found = run(host, wrong)
+    assert found.verdict == "error"
+    assert found.rank == 1
+    assert "rank 1 raised IndexError" in found.why
+    assert "return x[9]" not in found.why or "deep" in found.why
+    assert "grading" not in found.why
+    assert "rank.py" not in found.why
+
+
+def test_there_is_no_process_group_and_none_can_be_made(host: RankHost):
+    def raw(comm, x):
+        dist.all_reduce(x)
+
+    def makes_one(comm, x):
+        dist.init_process_group("gloo", rank=comm.rank, world_size=comm.size, init_method="file:///tmp/never")
+
+    for function in (raw, makes_one):
+        found = run(host, function)
+        assert found.verdict == "error"
+        assert "There is no torch.distributed process group in these ranks" in found.why
+
+
+def test_a_library_collective_is_a_shortcut(host: RankHost):
+    def calls(comm, x):
+        return comm.all_gather(x)
+
+    found = run(host, calls)
+    assert found.verdict == "shortcut"
+    assert "called comm.all_gather (line" in found.why
+
+
+def test_ways_to_end_early(host: RankHost):
+    def leaves(comm, x):
+        if comm.rank == 1:
+            os._exit(3)
+        return shift(comm, x)
+
+    def exits(comm, x):
+        sys.exit("enough")
+
+    def crashes(comm, x):
+        import ctypes
+
+        ctypes.string_at(0)
+
+    def killed(comm, x):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert "rank 1 ended its own process with exit code 3" in run(host, leaves).why
+    assert "SystemExit: enough" in run(host, exits).why
+    assert "crashed" in run(host, crashes).why
+    assert "was killed" in run(host, killed).why
+
+
+def test_loops_that_do_not_end(host: RankHost):
+    def spins(comm, x):
+        while True:
+            pass
+
+    def swallows(comm, x):
+        while True:
+            try:
+                time.sleep(0.01)
+            except Exception:
+                continue
+
+    def sleeps(comm, x):
+        if comm.rank == 1:
+            time.sleep(100)
+        return shift(comm, x)
+
+    def cannot_be_interrupted(comm, x):
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM, signal.SIGXCPU])
+        time.sleep(100)
+
+    def sends_for_ever(comm, x):
+        while True:
+            comm.isend(x, 1 - comm.rank)
+
+    for function, words in (
+        (spins, "processor time"),
+        (swallows, "had not ended after 2 s"),
+        (sleeps, "rank 1: it had not ended after 2 s"),
+        (cannot_be_interrupted, "does not react"),
+        (sends_for_ever, "does not end"),
+    ):
+        found = run(host, function, limits=QUICK if function is not sends_for_ever else Limits())
+        assert found.verdict == "timeout", (function, found)
+        assert words in found.why
+    assert re.search("while True:|pass", run(host, spins).why)
+
+
+def test_too_much_of_everything(host: RankHost, tmp_path: Path):
+    def prints(comm, x):
+        print("y" * 10_000_000)
+        return x
+
+    def eats(comm, x):
+        return torch.ones(10**9).sum()
+
+    def fills_the_disk(comm, x):
+        (tmp_path / f"{comm.rank}").write_bytes(b"0" * 10**7)
+
+    def returns_a_lot(comm, x):
+        return torch.zeros((1 << 26) + 1, dtype=torch.int8)
+
+    def returns_no_data(comm, x):
+        return lambda: x
+
+    found = run(host, prints)
+    assert found.ok
+    assert len(found.printed[0]) < 5_000
+    assert "bytes more" in found.printed[0]
+    assert "alloc" in run(host, eats).why
+    assert "File too large" in run(host, fills_the_disk).why
+    assert "more than a message may hold" in run(host, returns_a_lot).why
+    assert "no plain data" in run(host, returns_no_data).why
+
+
+def test_bytes_that_are_no_message(host: RankHost):
+    def talks_nonsense(comm, x):
+        import socket
+
+        for fd in range(3, 64):
+            with contextlib.suppress(OSError):
+                socket.socket(fileno=fd).sendall(b"\x80\x04cos\nsystem\nnonsense" * 10)
+        time.sleep(1)
+
+    def forges_a_result(comm, x):
+        sock = comm.group.line
+        sock.say({"op": "returned", "value": x, "rank": 1 - comm.rank})
+        sock.say({"op": "returned", "value": x})
+        time.sleep(1)
+
+    assert "no message" in run(host, talks_nonsense).why
+    assert "no message" in run(host, forges_a_result).why
+
+
+def left_over(mark: str) -> list[psutil.Process]:
+    return [p for p in psutil.process_iter(["cmdline"]) if mark in " ".join(p.info["cmdline"] or [])]
+
+
+def test_nothing_is_left_running(host: RankHost):
+    def leaves_children(comm, x):
+        subprocess.Popen(["sleep", "31.4159"], start_new_session=True)
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork():
+                os._exit(0)
+            os.execvp("sleep", ["sleep", "31.4159"])
+        time.sleep(0.1)
+        return x
+
+    assert run(host, leaves_children).ok
+    assert left_over("31.4159") == []
+
+
+def test_the_warm_process_is_killed_and_the_next_run_works():
+    def kills_its_parent(comm, x):
+        subprocess.Popen(["sleep", "27.1828"], start_new_session=True)
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(3)
+
+    with RankHost() as host:
+        found = run(host, kills_its_parent)
+        assert found.verdict == "lost"
+        assert left_over("27.1828") == []
+        assert run(host, shift).ok
+        mark = host._mark
+        assert left_over(mark)
+    assert left_over(mark) == []
+
+
+def test_a_host_that_cannot_start_says_why():
+    with pytest.raises(NoRanks, match="cannot start no-such-command"):
+        RankHost(["no-such-command"]).start()
+    with pytest.raises(NoRanks, match="no sandbox today"):
+        RankHost(["sh", "-c", "echo no sandbox today >&2; exit 1"]).start()
+
+
+@pytest.mark.skipif(not shutil.which("bwrap"), reason="bubblewrap is not installed")
+def test_in_a_sandbox():
+    root = Path(md.__file__).parents[1]
+    words = ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
+    words += ["--tmpfs", "/tmp", "--clearenv", "--setenv", "PYTHONPATH", str(root), "--"]
+    if subprocess.run([*words, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("bubblewrap may not be used here")
+
+    def looks(comm, x):
+        return os.getpid() < 100, os.path.exists("/proc/1/cmdline"), shift(comm, x)
+
+    with RankHost(words) as host:
+        found = run(host, looks)
+    assert found.ok, found.why
+    assert found.results[0][0][0]
+
+
+def test_seeds_and_inputs_are_each_ranks_own(host: RankHost):
+    def draws(comm, x):
+        return torch.rand(1, generator=comm.generator), torch.rand(1), x
+
+    ranks = run(host, draws).results[0]
+    assert ranks[0][0] != ranks[1][0]
+    assert ranks[0][1] == ranks[1][1]
+    assert not torch.equal(ranks[0][2], ranks[1][2])

@@ -20,10 +20,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from course.files import locked, write_atomically
+from course.files import ROOT, locked, write_atomically
 
 MANIFEST = ".handed-out.json"
 QUESTIONS = Path(".minidist") / "questions"
+HELPERS = ROOT / "grading" / "ai_helpers.md"  # handed out as AGENTS.md, where AI helpers look for what they may do
 README = """# Your copies
 
 These notebooks are yours: change them as you like. `make course` adds new lessons and updates the notebooks whose cells
@@ -58,7 +59,7 @@ def fill(notebooks: Path, workspace: Path, questions: Mapping[str, bytes] | None
     with locked(workspace):
         manifest = _read_manifest(workspace / MANIFEST)
         shipped = {path.name: path.read_bytes() for path in sorted(notebooks.glob("*.ipynb"))}
-        for name, content in {"README.md": README.encode(), **shipped}.items():
+        for name, content in {"README.md": README.encode(), "AGENTS.md": HELPERS.read_bytes(), **shipped}.items():
             lines += _hand_out(workspace / name, content, manifest.get(name))
             manifest[name] = HandedOut(_hash(content), source_hash(name, content))
         _write_manifest(workspace / MANIFEST, manifest)

@@ -29,8 +29,8 @@ def secret_lines(sources: Iterable[str], checks: Iterable[str] = ()) -> set[str]
             if opened or (inside and inside in line):
                 inside = opened
                 continue
-            (secret if inside else public).add(_plain(line))
-    secret |= {_plain(line) for text in checks for line in text.splitlines() if not line.lstrip().startswith("import ")}
+            (secret if inside else public).add(_bare(line))
+    secret |= {_bare(line) for text in checks for line in text.splitlines() if not line.lstrip().startswith("import ")}
     told = " ".join(public)
     return {line for line in secret if len(line) >= SHORTEST and re.search(r"[a-z]", line) and line not in told}
 
@@ -73,6 +73,11 @@ def _strings(path: Path) -> Iterator[str]:
         elif isinstance(value, list):
             yield "".join(item for item in value if isinstance(item, str))  # a cell's source is a list of lines
             waiting += value
+
+
+def _bare(line: str) -> str:
+    """A line of source as it stands in a notebook: text in markdown cells is written as comments."""
+    return _plain(line).lstrip("# ")
 
 
 def _plain(text: str) -> str:

@@ -23,7 +23,7 @@ from grading.course.settings import Course, CourseError, Learner, load
 LARGEST = 200 << 20  # bytes of one submission, unpacked
 MOST_FILES = 2000
 IGNORED = ("__MACOSX", ".ipynb_checkpoints", ".DS_Store", "Thumbs.db")
-NAME_PARTS = 2  # of a path, from the outside: who handed in stands in one of these
+NAME_PARTS = 3  # of a path, from the outside: who handed in stands in one of these
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,8 @@ def _in_archive(path: Path, relative: PurePosixPath) -> Iterator[File]:
             if entry.is_dir() or linked or not parts or any(part in IGNORED for part in parts):
                 continue
             when = datetime(*entry.date_time).astimezone(UTC)  # a zip file keeps local time
-            outside = () if len(relative.parts) == 1 else relative.parts[:-1]
-            own = (relative.stem,) if len(parts) == 1 or relative.parts[1:] else ()
-            yield File(PurePosixPath(*outside, *own, *parts), when, entry.file_size, path, entry.filename)
+            outside = (*relative.parts[:-1], relative.stem)  # the archive may be named for its owner
+            yield File(PurePosixPath(*outside, *parts), when, entry.file_size, path, entry.filename)
 
 
 def _sort(files: Iterable[File], roster: Mapping[str, Learner]) -> tuple[list[Handed], list[str]]:
@@ -125,7 +124,7 @@ def _sort(files: Iterable[File], roster: Mapping[str, Learner]) -> tuple[list[Ha
     for file in files:
         who, depth, ambiguous = _whose(file.path, roster)
         if not who:
-            label = ambiguous or file.path.parts[0]
+            label = ambiguous or file.path.parts[0 if file.archive is None else 1]
             strangers[label] = strangers.get(label, 0) + 1
             continue
         flat = depth == len(file.path.parts) - 1
@@ -161,7 +160,7 @@ def _below(file: File, depth: int, flat: bool, who: str, roster: Mapping[str, Le
 
 def _whose(path: PurePosixPath, roster: Mapping[str, Learner]) -> tuple[str, int, str]:
     """The learner that a path names, and in which of its parts; and, if it names several, that part."""
-    for depth, part in enumerate(path.parts[: NAME_PARTS + 1]):
+    for depth, part in enumerate(path.parts[:NAME_PARTS]):
         last = depth == len(path.parts) - 1
         fits = {who: length for who, learner in roster.items() if (length := _fit(part, learner, last)) > 0}
         longest = [who for who, length in fits.items() if length == max(fits.values())]

@@ -28,13 +28,13 @@ from grading.course.nbgrader_settings import (
     logger,
 )
 from grading.course.record import replace_folder
-from grading.course.settings import Course, CourseError, load
+from grading.course.settings import PUBLIC, Course, CourseError, load
 from grading.course.source import notebook
 from grading.files import write_atomically
 from grading.seal import seal
 
 ASKING = ("card", "predict", "compare", "quiz", "submit", "review")  # functions that need a module's questions
-HELPERS = "AGENTS.md"
+HELPERS = "AGENTS.md"  # where AI helpers look for what they may do
 
 
 def main(argv: Sequence[str]) -> int:
@@ -99,7 +99,7 @@ def write_beside(folder: Path, bank: Bank, modules: Sequence[str]) -> None:
     place.mkdir(parents=True)
     for module in modules:
         write_atomically(place / f"{module}.json", seal(bank, module, verdicts_for_tests=False))
-    shutil.copyfile(Path(__file__).with_name(HELPERS), folder / HELPERS)
+    shutil.copyfile(PUBLIC / "ai_helpers.md", folder / HELPERS)
 
 
 def secrets(course: Course, name: str, written: Path, bank: Bank, modules: Sequence[str]) -> set[str]:

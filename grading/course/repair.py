@@ -17,7 +17,6 @@ from nbformat.notebooknode import NotebookNode
 from grading.course.kernel import copy_files
 
 LARGEST_NOTEBOOK = 50 << 20  # bytes
-FLAGS = ("tags", "deletable", "editable", "nbgrader", "grading")
 
 
 @dataclass(frozen=True)
@@ -99,10 +98,16 @@ def _whole(cell: Any) -> NotebookNode | None:
     source = cell.get("source", "")
     source = source if isinstance(source, str) else "".join(map(str, source))
     metadata = cell.get("metadata")
-    whole = make(source=source, metadata=NotebookNode(metadata if isinstance(metadata, dict) else {}))
-    if make is not kinds["code"] and isinstance(cell.get("attachments"), dict):
-        whole["attachments"] = cell["attachments"]
+    about = metadata.get("nbgrader") if isinstance(metadata, dict) else None  # all else is how it looks, and may be odd
+    whole = make(source=source, metadata=NotebookNode(nbgrader=about) if about else NotebookNode())
+    pictures = cell.get("attachments")
+    if make is not kinds["code"] and isinstance(pictures, dict) and all(map(_is_picture, pictures.values())):
+        whole["attachments"] = pictures
     return whole
+
+
+def _is_picture(bundle: Any) -> bool:
+    return isinstance(bundle, dict) and all(isinstance(data, str) for data in bundle.values())
 
 
 def mend(notebook: NotebookNode | None, release: NotebookNode) -> Repaired:
@@ -117,7 +122,7 @@ def mend(notebook: NotebookNode | None, release: NotebookNode) -> Repaired:
     alike = {_likeness(cell): name for name, cell in known.items() if name not in there}
     for cell in notebook.cells:
         name = grade_id(cell) or alike.pop(_likeness(cell), "")
-        cell.metadata = NotebookNode({key: value for key, value in cell.metadata.items() if key not in FLAGS})
+        cell.metadata = NotebookNode()  # tags could switch execution off
         if name in seen:
             notes.append(f"cell {name} was there more than once: the first counts, the others ran as ordinary cells")
         elif name in known:

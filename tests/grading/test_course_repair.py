@@ -1,0 +1,163 @@
+"""Repair: whatever was handed in, a notebook comes out that has every cell of the release once, with the release's points."""
+
+import json
+import os
+from pathlib import Path
+
+import nbformat
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nbformat.notebooknode import NotebookNode
+
+from grading.course.repair import find, grade_id, mend, read, repair
+
+
+def cell(name: str, source: str, kind: str = "code", **flags: object) -> NotebookNode:
+    about = {"grade": False, "solution": False, "locked": False, "task": False, "schema_version": 3, **flags}
+    make = nbformat.v4.new_code_cell if kind == "code" else nbformat.v4.new_markdown_cell
+    return make(source=source, metadata=NotebookNode(nbgrader=NotebookNode(grade_id=name, **about)))
+
+
+def release() -> NotebookNode:
+    cells = [
+        nbformat.v4.new_markdown_cell("# Task"),
+        cell("setup", "import torch", locked=True),
+        cell("f", "def f(x):\n    raise NotImplementedError", solution=True),
+        cell("check-f", 'check("1.1")', grade=True, locked=True, points=3),
+        cell("why", "YOUR ANSWER HERE", "markdown", grade=True, solution=True, points=2),
+    ]
+    return nbformat.v4.new_notebook(
+        cells=cells, metadata=NotebookNode(kernelspec=NotebookNode(name="python3", display_name="Python 3"))
+    )
+
+
+def names(notebook: NotebookNode) -> list[str]:
+    return [grade_id(cell) for cell in notebook.cells if grade_id(cell)]
+
+
+def source(notebook: NotebookNode, name: str) -> str:
+    return next(cell.source for cell in notebook.cells if grade_id(cell) == name)
+
+
+def test_an_untouched_notebook_stays_and_nothing_is_noted():
+    repaired = mend(release(), release())
+    assert repaired.notes == ()
+    assert [cell.source for cell in repaired.notebook.cells] == [cell.source for cell in release().cells]
+
+
+def test_what_the_learner_wrote_stays_and_what_is_ours_is_restored():
+    notebook = release()
+    notebook.cells[2].source = "def f(x):\n    return x"
+    notebook.cells[3].source = "pass"
+    notebook.cells[3].metadata.nbgrader.points = 300
+    notebook.cells[3].metadata["tags"] = ["skip-execution"]
+    notebook.cells[4].source = "Because."
+    repaired = mend(notebook, release())
+    assert source(repaired.notebook, "f") == "def f(x):\n    return x"
+    assert source(repaired.notebook, "why") == "Because."
+    assert source(repaired.notebook, "check-f") == 'check("1.1")'
+    assert repaired.notebook.cells[3].metadata == release().cells[3].metadata
+    assert repaired.notes == ("cell check-f had been changed and was restored",)
+
+
+def test_missing_cells_come_back_behind_the_one_they_followed():
+    notebook = release()
+    del notebook.cells[3], notebook.cells[1]
+    repaired = mend(notebook, release())
+    assert names(repaired.notebook) == ["setup", "f", "check-f", "why"]
+    assert "cell check-f was missing and was put back" in repaired.notes
+
+
+def test_of_copies_the_first_counts():
+    notebook = release()
+    notebook.cells.insert(3, cell("f", "def f(x):\n    return 2", solution=True))
+    repaired = mend(notebook, release())
+    assert names(repaired.notebook) == ["setup", "f", "check-f", "why"]
+    assert "return 2" in repaired.notebook.cells[3].source
+    assert grade_id(repaired.notebook.cells[3]) == ""
+
+
+def test_moved_cells_go_back_to_their_order():
+    notebook = release()
+    notebook.cells.insert(0, notebook.cells.pop(3))
+    repaired = mend(notebook, release())
+    assert names(repaired.notebook) == ["setup", "f", "check-f", "why"]
+    assert "cells had been moved and were put back in their order" in repaired.notes
+
+
+def test_cells_whose_metadata_a_tool_dropped_are_known_by_what_they_say():
+    notebook = release()
+    notebook.cells[2].source = "# mine\ndef f(x):\n    return x"
+    for each in notebook.cells:
+        each.metadata = NotebookNode()
+    repaired = mend(notebook, release())
+    assert source(repaired.notebook, "f") == "# mine\ndef f(x):\n    return x"
+    assert names(repaired.notebook) == ["setup", "f", "check-f", "why"]
+
+
+def test_a_foreign_notebook_is_called_one():
+    other = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 + 1")])
+    repaired = mend(other, release())
+    assert repaired.foreign
+    assert "none of its cells are from the assignment" in repaired.notes[0]
+    assert names(repaired.notebook) == ["setup", "f", "check-f", "why"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(order=st.lists(st.integers(0, 4), max_size=9), drop=st.sets(st.integers(0, 8)))
+def test_every_cell_of_the_release_is_there_once_whatever_was_done(order: list[int], drop: set[int]):
+    original = release()
+    cells = [nbformat.from_dict(original.cells[i]) for i in order]
+    for place, each in enumerate(cells):
+        each["id"] = f"c{place}"
+        if place in drop:
+            each.metadata = NotebookNode(nbgrader=["no", "dict"])
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    repaired = mend(notebook, release()).notebook
+    assert names(repaired) == names(original)
+    nbformat.validate(repaired)
+    assert len({cell["id"] for cell in repaired.cells}) == len(repaired.cells)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"not json", b"[]", b"null", b"{}", b'{"cells": 3}', b'{"nbformat": 4, "nbformat_minor": 5, "cells": [3]}',
+        b'{"nbformat": 99, "cells": []}', b"\xff\xfe\x00", b"[" * 100_000, b'{"nbformat": 4, "cells": [{}], "metadata": []}',
+    ],
+)  # fmt: skip
+def test_no_file_is_too_broken(tmp_path: Path, content: bytes):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "hw.ipynb").write_bytes(content)
+    (tmp_path / "release").mkdir()
+    nbformat.write(release(), tmp_path / "release" / "hw.ipynb")
+    notes = repair(tmp_path / "in", tmp_path / "release", tmp_path / "out")
+    assert notes
+    assert names(nbformat.read(tmp_path / "out" / "hw.ipynb", 4)) == ["setup", "f", "check-f", "why"]
+
+
+def test_an_old_notebook_is_read(tmp_path: Path):
+    old = {"nbformat": 3, "nbformat_minor": 0, "metadata": {}, "worksheets": [{"metadata": {}, "cells": [
+        {"cell_type": "code", "input": ["def f(x):\n", "    return 7"], "language": "python", "outputs": [], "metadata": {}}]}]}  # fmt: skip
+    (tmp_path / "hw.ipynb").write_text(json.dumps(old))
+    notebook, trouble = read(tmp_path / "hw.ipynb")
+    assert trouble == ""
+    assert notebook is not None
+    assert source(mend(notebook, release()).notebook, "f") == "def f(x):\n    return 7"
+
+
+def test_a_renamed_notebook_is_found_and_links_are_not_followed(tmp_path: Path):
+    (tmp_path / "secret.txt").write_text("the roster")
+    folder = tmp_path / "in"
+    folder.mkdir()
+    os.symlink(tmp_path / "secret.txt", folder / "hw.ipynb")
+    nbformat.write(release(), folder / "HW (3)<b>.ipynb")
+    os.symlink(tmp_path / "secret.txt", folder / "data.txt")
+    path, note = find(folder, "hw.ipynb", single=True)
+    assert path == folder / "HW (3)<b>.ipynb"
+    assert note == "HW (3)?b?.ipynb was graded as hw.ipynb"
+    (tmp_path / "release").mkdir()
+    nbformat.write(release(), tmp_path / "release" / "hw.ipynb")
+    repair(folder, tmp_path / "release", tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["hw.ipynb"]

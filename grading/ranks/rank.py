@@ -99,12 +99,14 @@ def _play(line: Line, job: Mapping[str, Any]) -> None:
         torch.manual_seed(job["seed"])
         body = learner.spare(pickle.loads(job["body"])) if job["body"] else None
         function = learner.load(job["function"], job["given"], transport)
-        comm = md.Comm(transport, tuple(range(job["size"])), job["rank"])
-        comm.generator.manual_seed(job["seed"] * 1000 + job["rank"])
         interrupt_after(line, job["limits"]["seconds"])
-        for inputs in job["calls"]:
-            value = body(function, comm, transport.ask, **inputs) if body else function(comm, **inputs)
-            line.say({"op": "returned", "value": value})
+        for call in job["calls"]:
+            if call is not None:
+                size, inputs = call
+                comm = md.Comm(transport, tuple(range(size)), job["rank"])
+                comm.generator.manual_seed(job["seed"] * 1000 + job["rank"])
+                value = body(function, comm, transport.ask, **inputs) if body else function(comm, **inputs)
+                line.say({"op": "returned", "value": value})
             if not line.hear()["go"]:
                 return
     except EOFError:

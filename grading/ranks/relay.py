@@ -19,7 +19,7 @@ from grading.ranks.run import Asked, Collective, Job, Message
 Reply = tuple[int, dict[str, Any]]  # for which rank, and what it is told
 
 
-MOST_EVENTS = 20_000  # that a run may have: more is a loop that does not end
+MOST_EVENTS = 10_000  # that a run may have: more is a loop that does not end
 
 
 class Wrong(Exception):
@@ -64,8 +64,8 @@ class Relay:
     """The world as the grader sees it. `receive` takes what a rank said and returns whom to tell what."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.size, self.call = job, job.ranks, 0
-        self.seats = [Seat() for _ in range(job.ranks)]
+        self.job, self.call = job, 0
+        self.seats = self._take_seats()
         self.messages: list[Message] = []
         self.collectives: list[Collective] = []
         self.asked: list[Asked] = []
@@ -75,6 +75,15 @@ class Relay:
         self._sends: dict[tuple[int, int, int], deque[Post]] = {}
         self._receives: dict[tuple[int, int, int], deque[Post]] = {}
         self._open: dict[int, list[Post]] = {}  # collectives that not all ranks have joined
+
+    @property
+    def size(self) -> int:
+        """How many ranks take part in this call."""
+        return len(self.job.calls[self.call])
+
+    def _take_seats(self) -> list[Seat]:
+        """Everyone's for this call; who is left out has nothing to do."""
+        return [Seat("running" if rank < self.size else "returned") for rank in range(self.job.ranks)]
 
     # ---- what a rank can say -----------------------------------------------------------------------------------------
 
@@ -120,7 +129,7 @@ class Relay:
 
     def stuck(self) -> tuple[str, str]:
         """Why nobody can go on, in words, and the mistake that it usually is."""
-        return stuck(self.seats)
+        return stuck(self.seats[: self.size])
 
     # ---- messages ----------------------------------------------------------------------------------------------------
 
@@ -258,16 +267,17 @@ class Relay:
         self.seats[rank].state, self.seats[rank].value = "returned", value
         if any(seat.state != "returned" for seat in self.seats):
             return []
-        self.results.append([seat.value for seat in self.seats])
+        self.results.append([seat.value for seat in self.seats[: self.size]])
         for (src, dst, tag), posts in self._receives.items():
             for post in posts:
                 x = post.data
                 self.messages.append(Message(self.call, src, dst, tag, x.numel(), _dtype(x), posted=post.args))
         self._sends, self._receives, self._open = {}, {}, {}
-        self.seats = [Seat() for _ in range(self.size)]
-        self.call += 1
-        self.finished = self.call == len(self.job.calls)
-        return [(each, {"go": not self.finished}) for each in range(self.size)]
+        self.finished = self.call + 1 == len(self.job.calls)
+        if not self.finished:
+            self.call += 1
+            self.seats = self._take_seats()
+        return [(each, {"go": not self.finished}) for each in range(self.job.ranks)]
 
 
 def _dtype(x: Tensor) -> str:

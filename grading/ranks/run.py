@@ -1,7 +1,7 @@
 """What is asked of ranks, and what the grader saw them do: plain data."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 VERDICTS = ("ok", "error", "shortcut", "deadlock", "timeout", "lost")
@@ -27,10 +27,10 @@ class Job:
     """One world of ranks, and what each of them calls.
 
     function: a learner's function, pickled where that learner works; only ranks open it. calls: for each call and
-    rank the named inputs. body: pickled `body(function, comm, ask, **inputs)`, which makes the call and returns plain
-    data; empty: `function(comm, **inputs)`. given: pickled functions by name, which take the place of the learner's
-    earlier ones. allowed: names of Comm's calls the learner may make (isend covers send). answers: what `ask(key)`
-    gives, for each call, rank and key; asking is noted like a message.
+    rank the named inputs; a call may leave the last ranks out. body: pickled `body(function, comm, ask, **inputs)`,
+    which makes the call and returns plain data; empty: `function(comm, **inputs)`. given: pickled functions by name,
+    which take the place of the learner's earlier ones. allowed: names of Comm's calls the learner may make (isend
+    covers send). answers: what `ask(key)` gives, for each call, rank and key; asking is noted like a message.
     """
 
     function: bytes
@@ -43,14 +43,15 @@ class Job:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.calls or not self.calls[0] or len({len(call) for call in self.calls}) != 1:
-            raise ValueError("every call needs inputs for the same ranks, at least one")
+        if not self.calls or not all(self.calls):
+            raise ValueError("every call needs inputs for at least one rank")
         if self.answers and [len(call) for call in self.answers] != [len(call) for call in self.calls]:
             raise ValueError("answers must be as many as calls and ranks")
 
     @property
     def ranks(self) -> int:
-        return len(self.calls[0])
+        """Those of the largest call."""
+        return max(map(len, self.calls))
 
 
 @dataclass(slots=True)
@@ -125,6 +126,21 @@ class Run:
     @property
     def ok(self) -> bool:
         return self.verdict == "ok"
+
+    def part(self, start: int, stop: int) -> "Run":
+        """These of its calls, as if nothing else had been run. Later ones than that which went wrong were not."""
+
+        def mine(notes: Sequence[Any]) -> list[Any]:
+            return [replace(note, call=note.call - start) for note in notes if start <= note.call < stop]
+
+        over = self.ok or self.call >= stop
+        fate = (
+            {"verdict": "ok", "call": 0, "rank": None, "why": "", "mistake": ""}
+            if over
+            else {"call": self.call - start}
+        )
+        notes = {name: mine(getattr(self, name)) for name in ("messages", "collectives", "asked")}
+        return replace(self, results=self.results[start:stop], **notes, **fate)
 
     def messages_of(self, call: int) -> list[Message]:
         """What was sent in one call; what was only waited for does not count."""

@@ -115,11 +115,10 @@ class World:
         job = self.job
         return {
             "rank": rank,
-            "size": job.ranks,
             "function": job.function,
             "body": job.body,
             "given": dict(job.given),
-            "calls": [dict(call[rank]) for call in job.calls],
+            "calls": [(len(call), dict(call[rank])) if rank < len(call) else None for call in job.calls],
             "seed": job.seed,
             "limits": asdict(job.limits),
         }
@@ -221,7 +220,7 @@ class World:
             tuple(relay.collectives),
             tuple(relay.asked),
             tuple(link.text for link in self.links),
-            min(relay.call, len(self.job.calls) - 1),
+            relay.call,
             rank,
             why,
             mistake,

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -20,7 +19,7 @@ from grading.pack import pack
 from grading.ranks.host import NoRanks, RankHost
 from grading.ranks.run import Job, Limits, Run
 
-QUICK = Limits(seconds=2, cpu_seconds=1, memory_bytes=1 << 28, file_bytes=1 << 16)
+QUICK = Limits(seconds=1.5, cpu_seconds=1, memory_bytes=1 << 28, file_bytes=1 << 16)
 
 
 @pytest.fixture(scope="module")
@@ -175,16 +174,15 @@ def test_loops_that_do_not_end(host: RankHost):
             comm.isend(x, 1 - comm.rank)
 
     for function, words in (
-        (spins, "processor time"),
-        (swallows, "had not ended after 2 s"),
-        (sleeps, "rank 1: it had not ended after 2 s"),
+        (spins, "processor time, which looks like a loop that does not end\n    line "),
+        (swallows, "had not ended after 1.5 s"),
+        (sleeps, "rank 1: it had not ended after 1.5 s"),
         (cannot_be_interrupted, "does not react"),
         (sends_for_ever, "does not end"),
     ):
         found = run(host, function, limits=QUICK if function is not sends_for_ever else Limits())
         assert found.verdict == "timeout", (function, found)
         assert words in found.why
-    assert re.search("while True:|pass", run(host, spins).why)
 
 
 def test_too_much_of_everything(host: RankHost, tmp_path: Path):
@@ -290,6 +288,50 @@ def test_in_a_sandbox():
         found = run(host, looks)
     assert found.ok, found.why
     assert found.results[0][0][0]
+
+
+def test_calls_of_different_sizes_share_a_world_and_are_taken_apart(host: RankHost):
+    def fails_with_three(comm, x):
+        if comm.size == 3:
+            raise ValueError("three")
+        return shift(comm, x) if comm.size > 1 else x
+
+    inputs = [[{"x": torch.tensor([10.0 * size + rank])} for rank in range(size)] for size in (2, 1, 4, 3, 2)]
+    found = host.run(Job(pack(fails_with_three), inputs, frozenset({"isend", "irecv"}), limits=QUICK))
+    assert [[x.item() for x in call] for call in found.results] == [[21, 20], [10], [43, 40, 41, 42]]
+    assert (found.verdict, found.call) == ("error", 3)
+    fine, wrong = found.part(2, 3), found.part(3, 4)
+    assert fine.ok
+    assert sorted((m.call, m.src, m.dst) for m in fine.messages) == [(0, rank, (rank + 1) % 4) for rank in range(4)]
+    assert not wrong.ok
+    assert wrong.call == 0
+    assert "ValueError: three" in wrong.why
+
+
+def test_a_rank_that_a_call_leaves_out_is_nobody_to_wait_for(host: RankHost):
+    def sends_to_the_third(comm, x):
+        return comm.irecv(x, 2 if comm.size == 3 else 1 - comm.rank).wait() if comm.rank == 0 else shift(comm, x)
+
+    inputs = [[{"x": torch.ones(1)}] * 2, [{"x": torch.ones(1)}] * 3]
+    found = host.run(Job(pack(sends_to_the_third), inputs, frozenset({"isend", "irecv"}), limits=QUICK))
+    assert found.verdict == "deadlock"
+    assert "rank 2" not in found.why
+
+
+def test_an_interrupt_ends_the_ranks():
+    def sleeps(comm, x):
+        time.sleep(100)
+
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    with RankHost() as one:
+        assert run(one, shift).ok
+        mark = one._mark
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        with pytest.raises(KeyboardInterrupt):
+            run(one, sleeps, limits=Limits())
+        signal.signal(signal.SIGALRM, before)
+        assert left_over(mark) == []
+        assert run(one, shift).ok
 
 
 def test_seeds_and_inputs_are_each_ranks_own(host: RankHost):

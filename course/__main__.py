@@ -37,10 +37,11 @@ def _build(*, check: bool) -> int:
 
 
 def _workspace() -> int:
-    from course.files import NOTEBOOKS, WORKSPACE
+    from course.files import ASSIGNMENTS, NOTEBOOKS, WORKSPACE
+    from course.practice import practice_notebooks
     from course.workspace import fill
 
-    for line in fill(NOTEBOOKS, WORKSPACE, _questions()):
+    for line in fill(NOTEBOOKS, WORKSPACE, _questions(), practice_notebooks(ASSIGNMENTS)):
         print(f"workspace/{line}")
     return 0
 

@@ -17,6 +17,7 @@ from course.files import write_atomically
 # Tags that say how a cell is shown or run; many cells carry them, so they name none.
 SHARED_TAGS = frozenset(
     {"hide-input", "hide-output", "hide-cell", "remove-input", "remove-cell", "raises-exception", "skip-execution"}
+    | {"locked", "by-hand"}  # in assignments
 )
 KERNEL = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},

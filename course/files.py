@@ -8,4 +8,5 @@ from grading.files import write_atomically as write_atomically
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "course" / "src"
 NOTEBOOKS = ROOT / "course"
+ASSIGNMENTS = ROOT / "grading" / "src"
 WORKSPACE = ROOT / "workspace"

@@ -49,16 +49,22 @@ class HandedOut:
     source: str
 
 
-def fill(notebooks: Path, workspace: Path, questions: Mapping[str, bytes] | None = None) -> list[str]:
+def fill(
+    notebooks: Path,
+    workspace: Path,
+    questions: Mapping[str, bytes] | None = None,
+    assignments: Mapping[str, bytes] | None = None,
+) -> list[str]:
     """Bring workspace up to date with notebooks/*.ipynb; returns one line for each file that was written.
 
-    questions: module number -> its sealed file.
+    questions: module number -> its sealed file. assignments: file name -> a notebook to practise with.
     """
     workspace.mkdir(parents=True, exist_ok=True)
     lines: list[str] = []
     with locked(workspace):
         manifest = _read_manifest(workspace / MANIFEST)
         shipped = {path.name: path.read_bytes() for path in sorted(notebooks.glob("*.ipynb"))}
+        shipped |= assignments or {}
         for name, content in {"README.md": README.encode(), "AGENTS.md": HELPERS.read_bytes(), **shipped}.items():
             lines += _hand_out(workspace / name, content, manifest.get(name))
             manifest[name] = HandedOut(_hash(content), source_hash(name, content))

@@ -50,7 +50,7 @@ def course(tmp_path: Path) -> Course:
 
 
 def test_the_first_fill_hands_out_and_the_second_does_nothing(course: Course):
-    assert course.ship(ONE) == ["README.md: new", "00_start.ipynb: new"]
+    assert course.ship(ONE) == ["README.md: new", "AGENTS.md: new", "00_start.ipynb: new"]
     assert course.mine.read_bytes() == notebook_bytes(ONE)
     stamps = {path: path.stat().st_mtime_ns for path in course.workspace.iterdir()}
     assert course.ship(ONE) == []

@@ -108,9 +108,12 @@ class RankHost:
                 socket.send_fds(self._control, [b"w"], world.theirs)
                 world.close_theirs()
                 run = world.watch(self.control, self.exits)
-                clean = self._stop(world)
+                clean = self._stop()
             except OSError as error:
                 run = world.end("lost", f"the process that starts the ranks went away: {error}", "lost-host")
+            except BaseException:  # an interrupt
+                clean = self._stop()
+                raise
             finally:
                 world.close()
                 if not clean:
@@ -127,7 +130,7 @@ class RankHost:
         """Ranks that the warm process saw end: rank -> exit code. Raises OSError if that process is gone."""
         return {rank: code for said in self._hear() if "exited" in said for rank, code in [said["exited"]]}
 
-    def _stop(self, world: "World") -> bool:
+    def _stop(self) -> bool:
         """Have the ranks and all they started ended. True when that is done."""
         self.control.setblocking(True)
         self.control.settimeout(12)

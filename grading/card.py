@@ -149,10 +149,10 @@ def guarded(status: Pane, call: Callable[[Any], None]) -> Callable[[Any], None]:
     return guard
 
 
-def explain(asked: Asked, judged: Verdict, answer: Any) -> str:
-    """A verdict as markdown, with links to the cells that show why."""
+def explain(asked: Asked, judged: Verdict, answer: Any, here: str = "") -> str:
+    """A verdict as markdown, with links to the cells that show why; here: the cell it stands in, which needs none."""
     if asked.drawn.kind in ("choice", "number"):
-        reasons = " ".join(reason(asked, part) for part in judged.parts)
+        reasons = " ".join(reason(asked, part, here) for part in judged.parts)
         return f"**{outcome(judged)}** {reasons}".strip()
     return f"**{outcome(judged)}**\n\n{explain_parts(asked, judged.parts, answer)}"
 
@@ -176,6 +176,7 @@ def about(asked: Asked, part: Part, answer: Any) -> str:
     return f"{said}."
 
 
-def reason(asked: Asked, part: Part) -> str:
-    see = f" See {shelf.link(asked.drawn.module, part.cell)}." if part.cell else ""
+def reason(asked: Asked, part: Part, here: str = "") -> str:
+    """Why, and where to see it."""
+    see = f" See {shelf.link(asked.drawn.module, part.cell)}." if part.cell and part.cell != here else ""
     return f"{part.why.strip()}{see}"

@@ -120,8 +120,10 @@ def compare(question: str, measured: Any, title: str = "", axis: str = "", paced
         return
     record("measured", module=asked.drawn.module, question=question, value=_plain(measured))
 
+    here = text.cell_id()
+
     def comparison() -> tuple[str, Figure | None]:
-        return _comparison(question, measured, title or asked.drawn.concept, axis, paced)
+        return _comparison(question, measured, title or asked.drawn.concept, axis, paced, here)
 
     _show_once_committed(asked, "comparison", comparison)
 
@@ -162,12 +164,14 @@ def _kept_back(asked: Asked) -> str:
     return f"**Measured, and kept back** until you commit to your prediction: {where}."
 
 
-def _comparison(question: str, measured: Any, title: str, axis: str, paced: bool) -> tuple[str, Figure | None]:
+def _comparison(
+    question: str, measured: Any, title: str, axis: str, paced: bool, here: str
+) -> tuple[str, Figure | None]:
     """What is said, in markdown, and the figure if the question is about a number."""
     made = committed(question)
     asked = shelf.ask(question, variant=made["variant"])
     judged = asked.judge(made["answer"])
-    said = explain(asked, judged, made["answer"])
+    said = explain(asked, judged, made["answer"], here)
     if asked.drawn.kind != "number":
         mine = text.answer(asked.drawn, made["answer"])
         return f"| your prediction | measured |\n|---|---|\n| {mine} | {measured} |\n\n{said}", None

@@ -80,11 +80,9 @@ def _submit_open(test: Test, before: Submission | None, blanks: bool) -> Submiss
     open_ones = [str(place) for place, answer in enumerate(drafts.values(), 1) if answer is None]
     if open_ones and not (blanks and len(open_ones) < len(drafts)):
         given = len(drafts) - len(open_ones)
-        print(f"Not submitted: {given} of {len(drafts)} answered, open: {', '.join(open_ones)}.")
+        print(f"Not submitted: {given} of {len(drafts)} answered{', open: ' + ', '.join(open_ones) if given else ''}.")
         if given:
-            print(
-                f'Answer them above and run this cell again, or leave them out: submit("{test.module}", blanks=True).'
-            )
+            print(f'Answer those too and run this cell again, or leave them: submit("{test.module}", blanks=True).')
         return before
     variants = {asked.drawn.id: asked.drawn.variant for asked in test.questions}
     attempt = Attempt(variants, drafts, round(time.time(), 3))

@@ -62,9 +62,8 @@ def browser_and_driver() -> tuple[str, str] | None:
 
 
 @contextlib.contextmanager
-def server(root: Path, scratch: Path, page: str = "/lab") -> Iterator[str]:
+def server(root: Path, scratch: Path) -> Iterator[str]:
     """JupyterLab on root, started as the course starts it; gives its address, and ends it with all its kernels."""
-    scratch.mkdir(exist_ok=True)
     place = Place(ssh=False, container=False, root=hasattr(os, "geteuid") and os.geteuid() == 0, browser=False)
     port, log = free_port(0), scratch / "server.log"
     extra = {
@@ -72,7 +71,7 @@ def server(root: Path, scratch: Path, page: str = "/lab") -> Iterator[str]:
         "LabApp.workspaces_dir": scratch / "workspaces",
         "LabApp.user_settings_dir": scratch / "settings",
     }
-    options = [*arguments(place, port, TOKEN, page, root), *(f"--{name}={value}" for name, value in extra.items())]
+    options = [*arguments(place, port, TOKEN, "/lab", root), *(f"--{name}={value}" for name, value in extra.items())]
     environment = {**os.environ, "JUPYTER_PREFER_ENV_PATH": "1", "PYTHONPATH": str(ROOT)}
     with open(log, "wb") as output:
         process = subprocess.Popen(

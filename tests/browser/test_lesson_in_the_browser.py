@@ -15,6 +15,7 @@ from course.build import notebook_bytes
 from course.files import SOURCES
 from course.workspace import fill
 from grading.answers import decode
+from grading.course.new_course import new_course
 
 LESSON, MODULE = "00_start", "00"
 CARD = "card-ranks-own-memory"
@@ -23,8 +24,9 @@ READABLE = 4.5  # contrast of text to what it stands on, WCAG 2.2 AA
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A course folder whose workspace was just filled."""
+    """A folder with a workspace that was just filled; it is an instructor's course folder as well, for formgrader."""
     root, built = tmp_path_factory.mktemp("course"), tmp_path_factory.mktemp("built")
+    new_course(root)
     source = (SOURCES / f"{LESSON}.py").read_text(encoding="utf-8")
     (built / f"{LESSON}.ipynb").write_bytes(notebook_bytes(source))
     fill(built, root / "workspace", _questions())
@@ -34,7 +36,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def lab(root: Path, scratch: Path, browser: Any) -> Iterator[Any]:
     """The lesson, open and run from top to bottom."""
-    with browser.server(root, scratch / "lesson") as base, browser.window(base, scratch / "lesson") as lab:
+    with browser.server(root, scratch) as base, browser.window(base, scratch) as lab:
         lab.open(f"workspace/{LESSON}.ipynb")
         lab.run_all()
         yield lab
@@ -169,16 +171,8 @@ def test_nothing_came_from_another_machine(lab: Any):
     assert lab.foreign_addresses() == []
 
 
-def test_formgrader_opens(scratch: Path, tmp_path: Path, browser: Any):
-    pytest.importorskip("nbgrader")
-    from grading.course.new_course import new_course
-
-    new_course(tmp_path / "my-course")
-    with (
-        browser.server(tmp_path / "my-course", scratch / "formgrader", "/formgrader") as base,
-        browser.window(base, scratch / "formgrader") as lab,
-    ):
-        lab.driver.get(f"{base}/formgrader?token={browser.token}")
-        lab.wait(lambda: "Manage Assignments" in lab.driver.page_source, "formgrader")
-        lab.shot("formgrader")
-        assert lab.foreign_addresses() == []
+def test_formgrader_opens(lab: Any, browser: Any):
+    lab.driver.get(f"{lab.base}/formgrader?token={browser.token}")
+    lab.wait(lambda: "Add new assignment" in lab.driver.page_source, "formgrader")
+    lab.shot("formgrader")
+    assert lab.foreign_addresses() == []

@@ -1,4 +1,4 @@
-"""Progress, counted from the log per module and concept and never lost by an update; and review, which follows from it."""
+"""Progress, counted from the log per module and concept and never lost by an update; and review, which builds on it."""
 
 import re
 from pathlib import Path

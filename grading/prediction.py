@@ -96,7 +96,8 @@ def _widget(asked: Asked) -> Any:
         if answer is None:
             status.write(f"Still open: {text.how_to_fill(asked.drawn)}.", mark="quiet")
             return
-        freeze(answer, commit(asked, answer))
+        problem = commit(asked, answer)
+        freeze(committed(asked.drawn.id)["answer"], problem)  # the first, should another notebook have been quicker
 
     commits.on_click(guarded(status, on_commit))
     if made:

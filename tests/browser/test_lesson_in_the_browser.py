@@ -58,6 +58,7 @@ def test_run_all_fails_nowhere_and_spoils_nothing(lab: Any, root: Path):
     assert "kept back until you commit" in lab.text("measure-wait")
     assert "Not submitted: 0 of" in lab.text("submit")
     assert log(root, "answered") == log(root, "submitted") == []
+    assert {"measure-wait", "deadlock", "submit"} <= {entry["cell"] for entry in log(root, "ran")}
     lab.shot("lesson")
 
 

@@ -104,5 +104,10 @@ def test_no_text_brings_anything_but_a_clear_error(text: str):
         decode(text)
 
 
+def test_a_small_text_that_unpacks_to_a_large_one_is_not_unpacked():
+    with pytest.raises(AnswersError, match="longer than any test's"):
+        decode(packed(b"0" * (LARGEST_NBYTES + 1)))
+
+
 def test_a_valid_one_of_the_same_make_is_read():
     assert decode(with_change()).attempts[0].answers == {"q": "a"}

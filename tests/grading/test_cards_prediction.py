@@ -73,6 +73,14 @@ def test_a_prediction_stays_as_it_was_made_also_after_a_restart(
     assert (field.value, field.disabled) == ("100", True)
 
 
+def test_of_two_notebooks_the_first_to_commit_counts(desk: Any, cells: list[Any]):
+    first, second = _widget(shelf.ask("sample-number")), _widget(shelf.ask("sample-number"))
+    fill_and_commit(first, "100")
+    fill_and_commit(second, "200")
+    assert [entry["answer"] for entry in desk.entries("predicted")] == [100]
+    assert "Committed:** 100 bytes" in second.children[-1].outputs[0]["data"]["text/markdown"]
+
+
 def test_an_open_or_unreadable_number_commits_to_nothing(desk: Any, cells: list[Any]):
     box = _widget(shelf.ask("sample-number"))
     fill_and_commit(box, "")

@@ -1,5 +1,6 @@
 """Progress, counted from the log per module and concept and never lost by an update; and review, which builds on it."""
 
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -155,11 +156,15 @@ def test_later_modules_are_not_reviewed_and_three_are_enough(desk: Any):
     ]
 
 
-def test_a_release_reviews_nothing_that_it_withholds(desk: Any):
-    desk.hand_out(tests=False)
-    for name in ("sample-several", "sample-order"):
-        record("answered", module="77", question=name, variant=0, answer="", right=False)
-    assert all(not asked.source.withheld(asked.drawn.id) for asked in to_review("77"))
+@pytest.mark.parametrize("shipped", [True, False])
+def test_without_a_card_a_test_question_is_reviewed_unless_it_is_withheld(desk: Any, shipped: bool):
+    desk.hand_out(tests=shipped)
+    path = desk.root / ".minidist" / "questions" / "77.json"
+    content = json.loads(path.read_text())
+    del content["questions"]["sample-several"]  # the one card on sums
+    path.write_text(json.dumps(content))
+    record("submitted", module="77", attempt=0, right={"sample-t2": False}, answers="", of=8)
+    assert [asked.drawn.id for asked in to_review("77")] == (["sample-t1"] if shipped else [])
 
 
 # ---- which cells were run --------------------------------------------------------------------------------------------

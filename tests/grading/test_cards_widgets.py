@@ -98,6 +98,7 @@ def test_an_unreadable_number_is_told_and_not_logged(desk: Any):
     field.value = "a lot"
     buttons(box)[0].click()
     assert "'a lot' is not a number: type a number in bytes" in shown(box)
+    assert "did not work" not in shown(box)
     assert desk.entries("answered") == []
     right = asked.judge(1.0).expected
     assert right is not None

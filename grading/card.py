@@ -69,13 +69,14 @@ def answered(asked: Asked, answer: Any) -> tuple[Verdict, str]:
 
 
 def earlier(asked: Asked) -> list[Any]:
-    """This learner's answers to this very draw, oldest first."""
+    """This learner's answers to this very draw, oldest first; those that no longer fit it are left out."""
     drawn = asked.drawn
-    return [
-        entry["answer"]
+    answers = [
+        entry.get("answer")
         for entry in log().entries()
         if entry["kind"] == "answered" and (entry.get("question"), entry.get("variant")) == (drawn.id, drawn.variant)
     ]
+    return [answer for answer in answers if asked.fits(answer)]
 
 
 # ---- the widget ------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from grading import shelf, text
 from grading.card import explain, guarded
 from grading.draw import AnswerError
 from grading.form import form
-from grading.log import log, record
+from grading.log import Entry, log, record
 from grading.style import Pane, button, frame, show
 
 if TYPE_CHECKING:
@@ -46,7 +46,16 @@ def predict(question: str, answer: Any = None) -> None:
 def committed(question: str) -> Any:
     """The log's entry of this learner's prediction, None while it is open. The first one counts."""
     entries = (entry for entry in log().entries() if entry["kind"] == "predicted")
-    return next((entry for entry in entries if entry.get("question") == question), None)
+    return next((entry for entry in entries if entry.get("question") == question and _fits(entry)), None)
+
+
+def _fits(entry: Entry) -> bool:
+    """Whether a prediction is still one to the question, which an update may have changed."""
+    variant = entry.get("variant")
+    try:
+        return isinstance(variant, int) and shelf.ask(entry["question"], variant=variant).fits(entry.get("answer"))
+    except IndexError:
+        return False
 
 
 def commit(asked: Asked, answer: Any) -> str:

@@ -20,7 +20,7 @@ from grading.card import guarded
 from grading.draw import AnswerError
 from grading.form import form
 from grading.handin import saved
-from grading.log import log, record
+from grading.log import Entry, log, record
 from grading.style import Pane, frame, marked, show
 
 if TYPE_CHECKING:
@@ -67,16 +67,21 @@ class Test:
     def drafts(self) -> dict[str, Any]:
         """Question -> the answer given last in this attempt, None if it is open."""
         given: dict[str, Any] = {asked.drawn.id: None for asked in self.questions}
-        variants = {asked.drawn.id: asked.drawn.variant for asked in self.questions}
+        mine = ("drafted", self.module, self.submitted)
         for entry in log().entries():
-            mine = (entry["kind"], entry.get("module"), entry.get("attempt")) == (
-                "drafted",
-                self.module,
-                self.submitted,
-            )
-            if mine and variants.get(entry.get("question", "")) == entry.get("variant"):
-                given[entry["question"]] = entry.get("answer")
+            if (entry["kind"], entry.get("module"), entry.get("attempt")) == mine:
+                given |= self._fitting(entry)
         return given
+
+    def _fitting(self, entry: Entry) -> dict[str, Any]:
+        """What a kept answer says now: nothing if it was to another draw or no longer fits."""
+        answer = entry.get("answer")
+        return {
+            asked.drawn.id: answer
+            for asked in self.questions
+            if (asked.drawn.id, asked.drawn.variant) == (entry.get("question"), entry.get("variant"))
+            and (answer is None or asked.fits(answer))
+        }
 
     def draft(self, asked: Asked, answer: Any) -> str:
         """Keep an answer; returns what stood in the way of saving it."""
@@ -87,8 +92,7 @@ class Test:
 
 def open_test(module: str, again: bool = False) -> Test:
     source = shelf.module(module)
-    before = saved(module)
-    submitted = len(before.attempts) if before else 0
+    submitted = attempts_made(module)
     started = any(
         (entry["kind"], entry.get("module"), entry.get("attempt")) == ("retake", module, submitted)
         for entry in log().entries()
@@ -103,6 +107,12 @@ def open_test(module: str, again: bool = False) -> Test:
     return Test(source, questions, submitted, open=started or not submitted)
 
 
+def attempts_made(module: str) -> int:
+    """How many attempts at a test this learner has submitted."""
+    before = saved(module)
+    return len(before.attempts) if before else 0
+
+
 def _widget(test: Test) -> Any:
     drafts, count, blocks = test.drafts(), Pane(), []
 
@@ -114,6 +124,9 @@ def _widget(test: Test) -> Any:
         status, controls = Pane(), form(asked.drawn, drafts[asked.drawn.id])
 
         def keep(_change: Any, asked: Any = asked, controls: Any = controls, status: Pane = status) -> None:
+            if attempts_made(test.module) > test.submitted:
+                status.write("This attempt is submitted; what you change here no longer counts.", mark="quiet")
+                return
             try:
                 answer = controls.read()
             except AnswerError:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from grading import draw, fill, verdict
 from grading.bank import Bank
-from grading.draw import Answer, Drawn, variant_for
+from grading.draw import Answer, AnswerError, Drawn, variant_for
 from grading.log import log, shelves
 from grading.question import Question, QuestionError
 from grading.seal import Sealed, SealError
@@ -67,6 +67,14 @@ class Asked:
     def judge(self, answer: Answer) -> Verdict:
         """Raises grading.seal.Withheld where no verdict was handed out, AnswerError for what is no answer."""
         return self.source.judge(self.drawn.id, self.drawn.variant, answer)
+
+    def fits(self, answer: Answer) -> bool:
+        """Whether an earlier answer is still one to this question: options may have been reworded since."""
+        try:
+            self.drawn.checked(answer)
+        except AnswerError:
+            return False
+        return True
 
     def explain(self) -> tuple[Part, ...]:
         """Everything there is to explain about it. Raises grading.seal.Withheld."""

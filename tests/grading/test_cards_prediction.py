@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from grading import prediction, shelf
+from grading.log import record
 from grading.prediction import _widget, compare, predict, reveal
 
 
@@ -79,6 +80,18 @@ def test_of_two_notebooks_the_first_to_commit_counts(desk: Any, cells: list[Any]
     fill_and_commit(second, "200")
     assert [entry["answer"] for entry in desk.entries("predicted")] == [100]
     assert "Committed:** 100 bytes" in second.children[-1].outputs[0]["data"]["text/markdown"]
+
+
+@pytest.mark.parametrize("change", [{"variant": 99}, {"answer": "words"}, {"variant": None}, {"answer": None}])
+def test_a_prediction_that_no_longer_fits_its_question_is_asked_for_again(
+    desk: Any, cells: list[Any], change: dict[str, Any]
+):
+    record("predicted", **{"module": "77", "question": "sample-number", "variant": 0, "answer": 5.0} | change)
+    predict("sample-number")
+    compare("sample-number", 5)
+    assert "kept back" in cells[1].outputs[0]["data"]["text/markdown"]
+    fill_and_commit(cells[0], "100")
+    assert len(cells[1].outputs) == 2
 
 
 def test_an_open_or_unreadable_number_commits_to_nothing(desk: Any, cells: list[Any]):

@@ -8,6 +8,7 @@ import pytest
 from grading import log, quiz, shelf, submit, text
 from grading.answers import Attempt, Submission, decode, encode
 from grading.handin import saved
+from grading.quiz import _widget, open_test
 
 TESTS = 8
 
@@ -45,8 +46,6 @@ def cell(desk: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
 
 def right_answers(again: bool = False) -> dict[int, Any]:
     """What to type to have everything right; ids of the sample's numbers say what they add."""
-    from grading.quiz import open_test
-
     typed: dict[int, Any] = {}
     for place, asked in enumerate(open_test("77", again).questions, 1):
         drawn = asked.drawn
@@ -102,8 +101,6 @@ def test_answers_are_kept_over_a_restart_before_submitting(desk: Any, cell: Cell
     quiz("77", {3: 7})
     desk.restart()
     assert "2 of 8 answered" in cell.run()
-    from grading.quiz import open_test
-
     assert list(open_test("77").drafts().values())[1:3] == [5.0, 7.0]
 
 
@@ -257,8 +254,6 @@ def test_where_no_cell_can_be_rewritten_the_line_is_printed(desk: Any, cell: Cel
 
 
 def test_the_widget_form_keeps_what_is_chosen_and_drops_what_is_no_answer(desk: Any, cell: Cell):
-    from grading.quiz import _widget, open_test
-
     test = open_test("77")
     box = _widget(test)
     fields = [child.children[0] for child in box.children if child._view_name == "HBoxView"]
@@ -272,3 +267,27 @@ def test_the_widget_form_keeps_what_is_chosen_and_drops_what_is_no_answer(desk: 
     desk.restart()
     again = _widget(open_test("77"))
     assert next(child.children[0].value for child in again.children if child._view_name == "HBoxView") == "6"
+
+
+def test_a_kept_answer_that_no_longer_fits_is_open_again(desk: Any, cell: Cell):
+    quiz("77", right_answers())
+    test = open_test("77")
+    for asked in test.questions[:2]:
+        test.draft(asked, {"gone": "gone"})
+    assert list(test.drafts().values())[:2] != [None, None]  # the last answer that fits is kept
+    desk.file.unlink()
+    desk.restart()
+    test = open_test("77")
+    test.draft(test.questions[0], {"gone": "gone"})
+    assert test.drafts()[test.questions[0].drawn.id] is None
+
+
+def test_the_form_of_a_submitted_attempt_says_that_it_no_longer_counts(desk: Any, cell: Cell):
+    box = _widget(open_test("77"))
+    quiz("77", right_answers())
+    cell.run()
+    before = desk.entries("drafted")
+    next(child.children[0] for child in box.children if child._view_name == "HBoxView").value = "5"
+    said = "".join(str(child.outputs) for child in box.children if child._view_name == "OutputView")
+    assert "what you change here no longer counts" in said
+    assert desk.entries("drafted") == before

@@ -8,6 +8,7 @@ import pytest
 from grading import card as facade_card
 from grading import shelf
 from grading.card import card_widget
+from grading.log import record
 from grading.seal import SealError
 
 
@@ -71,6 +72,13 @@ def test_answers_survive_a_restart_of_the_kernel(desk: Any):
     desk.restart()
     assert shown(card_widget(shelf.ask("sample-choice"))) == before
     assert len(desk.entries("answered")) == 1  # showing it again is no new answer
+
+
+def test_earlier_answers_that_no_longer_fit_are_left_out(desk: Any):
+    for question, answer in (("sample-choice", "ffffff"), ("sample-several", ["ffffff"]), ("sample-order", ["a"])):
+        asked = shelf.ask(question)
+        record("answered", module="77", question=question, variant=asked.drawn.variant, answer=answer, right=False)
+        assert shown(card_widget(asked)) == asked.drawn.stem
 
 
 def test_other_kinds_are_checked_as_a_whole(desk: Any):

@@ -137,7 +137,7 @@ def _sort(files: Iterable[File], roster: Mapping[str, Learner]) -> tuple[list[Ha
 
 
 def _label(name: str) -> str:
-    """Files of one submission that lie flat share what stands before the file's own name, as in ada_LATE_31_7_x.ipynb."""
+    """What flat files of one submission share: all before the file's own name, as in ada_LATE_31_7_x.ipynb."""
     numbers = re.match(r"(.*?_(?:LATE_)?\d+_\d+)_", name)
     return numbers[1] if numbers else name.split("_")[0]
 

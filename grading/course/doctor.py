@@ -123,13 +123,15 @@ def sandbox_fix(problem: str) -> str:
     for name, allowed in SETTINGS.items():
         path = Path("/proc/sys") / name.replace(".", "/")
         if path.exists() and path.read_text().strip() != allowed:
-            return f"sudo sysctl -w {name}={allowed}   (to keep it: put {name}={allowed} into /etc/sysctl.d/60-sandbox.conf)"
+            return (
+                f"sudo sysctl -w {name}={allowed}   (to keep it, put {name}={allowed} into /etc/sysctl.d/60-box.conf)"
+            )
     most = Path("/proc/sys/user/max_user_namespaces")
     if most.exists() and most.read_text().strip() == "0":
         return "sudo sysctl -w user.max_user_namespaces=15000"
     if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
         return "start the container with --security-opt seccomp=unconfined --security-opt systempaths=unconfined"
-    return f"bwrap says: {problem}. Grade in the container (docs/instructor.md), or with --no-sandbox in a machine made for it"
+    return f"bwrap says: {problem}. Grade in the container (docs/instructor.md), or on another machine"
 
 
 def kernel() -> Finding:

@@ -1,4 +1,4 @@
-"""Judging a cell from outside the learner's kernel: exercises by trusted checks on sandboxed ranks, tests by their key."""
+"""Judging a cell from outside the learner's kernel: exercises by trusted checks on sandboxed ranks, tests by a key."""
 
 import importlib
 import importlib.util
@@ -15,7 +15,7 @@ from grading.bank import Bank
 from grading.course import sandbox
 from grading.course.likeness import same_as_package
 from grading.course.marking import Rules, find_answers, mark
-from grading.course.outcome import Item, Outcome, Uncollected
+from grading.course.outcome import Item, Outcome, Uncollected, Unwritten
 from grading.course.settings import PUBLIC, Course, CourseError
 from grading.course.source import exercise_of, test_of
 from grading.question import QuestionError
@@ -109,11 +109,18 @@ class Examiner:
     """Judges the cells of one learner's notebook. A context manager: the ranks it needs start with the first check."""
 
     def __init__(
-        self, course: Course, name: str, learner: str, notebook: NotebookNode, folder: Path, *, sandboxed: bool
+        self,
+        course: Course,
+        checks: Checks,
+        name: str,
+        learner: str,
+        notebook: NotebookNode,
+        folder: Path,
+        *,
+        sandboxed: bool,
     ) -> None:
-        self.course, self.name, self.learner = course, name, learner
+        self.course, self.checks, self.name, self.learner = course, checks, name, learner
         self.notebook, self.folder = notebook, folder
-        self.checks = Checks.load(course, name)
         self.host = self._ranks(sandboxed)
 
     @staticmethod
@@ -157,9 +164,12 @@ class Examiner:
         try:
             functions = collect([exercise.function])
         except Uncollected as error:
-            items = tuple(Item(each.name, "failed", 0.0, float(each.points)) for each in exercise.criteria)
-            text = f"{name} {exercise.function}: 0 of {exercise.points} points\n  It could not be judged: {error}."
-            return Outcome(name, items, text, (str(error),))
+            mistakes = ("not-written",) if isinstance(error, Unwritten) else ()
+            items = tuple(
+                Item(each.name, "failed", 0.0, float(each.points), mistakes=mistakes) for each in exercise.criteria
+            )
+            text = f"{name} {exercise.function}: 0 of {exercise.points} points\n  It was not judged: {error}."
+            return Outcome(name, items, text, () if mistakes else (str(error),))
         report = judge(exercise, functions, self.host)
         mistakes = {each.name: (each.mistake,) if each.mistake else () for each in report.results}
         items = tuple(

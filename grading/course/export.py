@@ -5,15 +5,16 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from nbgrader.api import Gradebook, MissingEntry
+from nbgrader.api import MissingEntry
 
 from grading.course.nbgrader_settings import gradebook
 from grading.course.record import penalty, score
 from grading.course.settings import Course, load
 from grading.files import write_atomically
 
-COLUMNS = (
+COLUMNS: tuple[str, ...] = (
     "id",
     "first_name",
     "last_name",
@@ -58,7 +59,7 @@ def export(course: Course, target: Path, names: Sequence[str] = ()) -> int:
     return len(rows)
 
 
-def _rows(course: Course, book: Gradebook, name: str) -> Iterator[dict[str, object]]:
+def _rows(course: Course, book: Any, name: str) -> Iterator[dict[str, object]]:
     possible = book.find_assignment(name).max_score
     for learner in course.roster().values():
         row: dict[str, object] = {

@@ -1,10 +1,12 @@
 """grading feedback: what learners get back, one page each in feedback/, and one zip file to upload.
 
 A page holds the learner's own notebook, what each check reported of that run, the explanations of their own test
-answers, and a grader's comments. It is made from the graded notebook, which never held a solution or a check.
+answers, and a grader's comments. It is made from the graded notebook, which never held a solution or a check, and it
+loads nothing from another machine: formulas stay as they were typed.
 """
 
 import argparse
+import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,8 +74,9 @@ def _convert(course: Course, name: str, learner: str, folder: Path) -> Path:
         raise CourseError(
             f"no feedback could be made for {learner}: {said}. What was there before is as it was"
         ) from None
-    made = folder / "feedback" / learner / name
-    for path in made.rglob("*"):
-        if path.is_file() and path.suffix != ".html":
-            path.unlink()  # pages only: what was handed in beside the notebook is the learner's already
-    return made
+    pages = folder / "pages" / learner / name  # only these: what was handed in beside the notebook they have already
+    pages.mkdir(parents=True)
+    for path in (folder / "feedback" / learner / name).glob("*.html"):
+        page = re.sub(r'<script[^>]*\bsrc="https?:[^>]*>\s*</script>', "", path.read_text(encoding="utf-8"))
+        (pages / path.name).write_text(page, encoding="utf-8")
+    return pages

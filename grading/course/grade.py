@@ -9,13 +9,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from nbformat.notebooknode import NotebookNode
 
 from grading.course import sandbox
+from grading.course.harmless import harmless
 from grading.course.nbgrader_settings import (
     Messages,
+    configure,
     course_directory,
     enter_roster,
     find_commands,
@@ -67,7 +70,7 @@ def grade(
     """Grade the submissions of an assignment, and print a line for each. Raises CourseError before anything starts."""
     if jobs < 1:
         raise CourseError("--jobs is a number of at least 1")
-    ready(course, name, sandboxed=sandboxed)
+    checks = ready(course, name, sandboxed=sandboxed)
     found, notes = submissions(course, name, learners)
     for note in notes:
         print(note)
@@ -83,7 +86,7 @@ def grade(
     with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=course.root / WORK) as folder:
         staging = Path(folder)
         tasks = {
-            learner: lambda learner=learner: grade_one(course, name, learner, staging, sandboxed=sandboxed)
+            learner: lambda learner=learner: grade_one(course, checks, name, learner, staging, sandboxed=sandboxed)
             for learner in found
         }
         for ended in run_each(tasks, jobs, course.limits.submission_s, logs):
@@ -93,19 +96,24 @@ def grade(
     return results
 
 
-def ready(course: Course, name: str, *, sandboxed: bool) -> None:
-    """Whatever would make every submission fail is found before the first one. Raises CourseError."""
-    from grading.course.examine import Checks  # imports torch, once, before the forks
+def ready(course: Course, name: str, *, sandboxed: bool) -> Any:
+    """Find whatever would make every submission fail, and load what each needs, once. Raises CourseError."""
+    import nbgrader.converters  # noqa: F401
+
+    import grading.course.execute  # noqa: F401
+    from grading.course.examine import Checks
+    from grading.course.likeness import package_functions
 
     course.assignment(name)
     if not list(course.folder("release", name).glob("*.ipynb")):
         raise CourseError(f"{name} was not released: run grading release {name} first")
-    Checks.load(course, name)
-    course.roster(), course.extensions()
+    checks = Checks.load(course, name)
+    course.roster()
+    course.extensions()
     if sandboxed and sandbox.problem():
         raise CourseError(
-            f"no sandbox can be had here ({sandbox.problem()}). `grading doctor` says how to get one. To run the learners' "
-            "code without, with your rights, on your files: add --no-sandbox"
+            f"no sandbox can be had here ({sandbox.problem()}). `grading doctor` says how to get one. To run the "
+            "learners' code without, with your rights, on your files: add --no-sandbox"
         )
     if not sandboxed:
         warning = (
@@ -115,7 +123,8 @@ def ready(course: Course, name: str, *, sandboxed: bool) -> None:
             f"{warning}\nthe gradebook too, and reach the network. Do this only in a machine made for it.",
             file=sys.stderr,
         )
-    import grading.course.execute  # noqa: F401  (likewise)
+    package_functions()
+    return checks
 
 
 def submissions(course: Course, name: str, only: Sequence[str] = ()) -> tuple[list[str], list[str]]:
@@ -130,10 +139,14 @@ def submissions(course: Course, name: str, only: Sequence[str] = ()) -> tuple[li
     return [who for who in there if who in roster and (not only or who in only)], notes
 
 
-def grade_one(course: Course, name: str, learner: str, staging: Path, *, sandboxed: bool) -> None:
+def grade_one(course: Course, checks: Any, name: str, learner: str, staging: Path, *, sandboxed: bool) -> None:
     """Repair and run one submission, all within staging. For a process of its own."""
     from nbgrader.converters import Autograde
+    from traitlets.config import Config
 
+    from grading.course.execute import SafeExecute
+
+    SafeExecute.prepared = checks
     notes = repair(
         course.folder("submitted", name, learner),
         course.folder("release", name),
@@ -146,9 +159,6 @@ def grade_one(course: Course, name: str, learner: str, staging: Path, *, sandbox
     )
     folders.assignment_id, folders.student_id = name, learner
     messages = Messages()
-    from traitlets.config import Config
-
-    from grading.course.nbgrader_settings import configure
 
     config = configure(Config(), course, sandboxed=sandboxed)
     config.Autograde.autograde_preprocessors = [
@@ -178,7 +188,7 @@ def _settle(course: Course, name: str, ended: Ended, staging: Path, logs: Path) 
         path.chmod(0o644)
         notebook = nbformat.read(path, as_version=4)
         remarks += [f"{cell}: {note}" for cell, outcome in outcomes(notebook).items() for note in outcome.notes]
-        nbformat.write(with_notes(notebook, notes), path)
+        nbformat.write(with_notes(harmless(notebook), notes), path)
     with gradebook(course) as book:
         score = enter(course, book, name, who, graded)
     replace_folder(graded, course.folder("autograded", name, who))

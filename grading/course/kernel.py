@@ -22,6 +22,7 @@ NOT_FOR_THE_KERNEL = ("*.ipynb", "timestamp.txt", ".minidist")
 INSIDE = f"""
 import os, resource, shutil, sys
 folder = sys.argv.pop(1)
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the kernel greets whoever started it from a terminal
 if os.path.isdir(folder):
     shutil.copytree(folder, os.getcwd(), dirs_exist_ok=True)
 for name, limit in (("CORE", 0), ("FSIZE", {256 << 20}), ("NPROC", 512), ("DATA", {6 << 30})):

@@ -59,13 +59,10 @@ def calls(sources: Sequence[str], function: str) -> list[tuple[str, ...]]:
         for node in nodes:
             name = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
             if isinstance(node, ast.Call) and name == function:
-                texts = [arg.value for arg in [*node.args, *(word.value for word in node.keywords)] if _is_text(arg)]
-                found.append(tuple(texts))  # type: ignore[arg-type]
+                given = [*node.args, *(word.value for word in node.keywords)]
+                values = (each.value for each in given if isinstance(each, ast.Constant))
+                found.append(tuple(value for value in values if isinstance(value, str)))
     return found
-
-
-def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def find_answers(notebook: NotebookNode, folder: Path, module: str) -> tuple[Submission | None, list[str]]:

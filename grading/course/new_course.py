@@ -9,7 +9,8 @@ from grading.course.settings import CourseError, load
 from grading.files import write_atomically
 
 FILES = {
-    "course.toml": """# Your course. Keep this folder private: everything in the public repository is practice, answers included.
+    "course.toml": """\
+# Your course. Keep this folder private: all that is in the public repository is practice, answers included.
 id = "{id}"
 seed = "{seed}"  # questions draw other values than the public ones; keep it for as long as the course runs
 
@@ -31,7 +32,8 @@ late_penalty = 0.1
 """,
     "roster.csv": "id,first_name,last_name,email,also\n",
     "extensions.csv": "learner,assignment,days,reason\n",
-    "nbgrader_config.py": '''"""nbgrader's settings, for formgrader and nbgrader's own commands; they follow from course.toml."""
+    "nbgrader_config.py": '''\
+"""nbgrader's settings, for formgrader and nbgrader's own commands; they follow from course.toml."""
 
 from pathlib import Path
 

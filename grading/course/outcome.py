@@ -1,4 +1,4 @@
-"""What judging one cell came to: points and criteria, kept in the cell of the graded notebook for regrade and report."""
+"""What judging one cell came to: points and criteria, kept in the graded notebook's cell for regrade and report."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ STATES = ("passed", "failed", "blocked")
 
 class Uncollected(Exception):
     """A learner's functions could not be taken from the kernel; the message says why."""
+
+
+class Unwritten(Uncollected):
+    """The notebook is as it was handed out."""
 
 
 @dataclass(frozen=True)

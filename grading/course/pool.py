@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -32,6 +33,7 @@ def run_each(tasks: Mapping[str, Callable[[], None]], jobs: int, deadline_s: flo
     """
     if not hasattr(os, "fork"):
         raise CourseError("grading forks a process per submission, which this system cannot: use the container")
+    gc.freeze()  # what is loaded stays shared with the forks
     _adopt_orphans(True)
     others = set(descendants(os.getpid()))  # not ours to end, nor what they start
     waiting, running = list(tasks), {}
@@ -66,6 +68,7 @@ def _start(task: Callable[[], None], log: Path) -> int:
         nothing = os.open(os.devnull, os.O_RDONLY)
         for stream, target in ((0, nothing), (1, file), (2, file)):
             os.dup2(target, stream)
+        sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
         task()
         code = 0
     except BaseException:

@@ -6,11 +6,12 @@ import shutil
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from nbformat.notebooknode import NotebookNode
 from nbgrader import utils
-from nbgrader.api import Gradebook, MissingEntry, SubmittedAssignment
+from nbgrader.api import MissingEntry
 
 from grading.course.outcome import Outcome
 from grading.course.settings import Course
@@ -54,7 +55,7 @@ def submitted_at(folder: Path) -> datetime | None:
         return None
 
 
-def enter(course: Course, book: Gradebook, name: str, learner: str, graded: Path) -> Score:
+def enter(course: Course, book: Any, name: str, learner: str, graded: Path) -> Score:
     """Enter the graded notebooks in a folder; the gradebook changes when all are in. Returns the new score."""
     submission = book.update_or_create_submission(name, learner, timestamp=submitted_at(graded))
     for title, notebook in graded_notebooks(graded).items():
@@ -68,7 +69,7 @@ def enter(course: Course, book: Gradebook, name: str, learner: str, graded: Path
     return score(submission, graded)
 
 
-def _enter_notebook(book: Gradebook, name: str, learner: str, title: str, notebook: NotebookNode) -> None:
+def _enter_notebook(book: Any, name: str, learner: str, title: str, notebook: NotebookNode) -> None:
     judged = outcomes(notebook)
     solution = ""
     remarks: dict[str, list[str]] = {}
@@ -91,7 +92,7 @@ def _enter_notebook(book: Gradebook, name: str, learner: str, title: str, notebo
         book.find_comment(grade_id, title, name, learner).auto_comment = "\n\n".join(lines) or None
 
 
-def for_a_person(book: Gradebook, name: str, learner: str, handed_in: Path) -> None:
+def for_a_person(book: Any, name: str, learner: str, handed_in: Path) -> None:
     """Mark a submission that could not be graded: every cell waits for a person, no score of before is lost."""
     submission = book.update_or_create_submission(name, learner, timestamp=submitted_at(handed_in))
     for notebook in submission.notebooks:
@@ -100,7 +101,7 @@ def for_a_person(book: Gradebook, name: str, learner: str, handed_in: Path) -> N
     book.db.commit()
 
 
-def penalty(course: Course, submission: SubmittedAssignment) -> None:
+def penalty(course: Course, submission: Any) -> None:
     """Set what is taken off for lateness: a share of the points per day begun, all of them after the last late day."""
     rules = course.assignment(submission.name)
     late = lateness(course, submission.name, submission.student.id, submission.timestamp)
@@ -118,7 +119,7 @@ def lateness(course: Course, name: str, learner: str, submitted: datetime | None
     return max(timedelta(), submitted - due.astimezone(UTC).replace(tzinfo=None))
 
 
-def score(submission: SubmittedAssignment, graded: Path) -> Score:
+def score(submission: Any, graded: Path) -> Score:
     """The score in the gradebook. Points that are blocked count as such until a person gave a grade."""
     judged = {
         (title, grade_id): outcome

@@ -130,8 +130,8 @@ def _generate(course: Course, name: str, staging: Path) -> None:
         told = [line for line in "\n".join(messages.lines).splitlines() if line.strip()]
         reason = next((line for line in reversed(told) if "Error" in line or "Cannot" in line), str(error))
         raise CourseError(
-            f"nbgrader did not take {name}: {reason.strip()}. A released assignment whose cells change needs a new name "
-            "once submissions were graded"
+            f"nbgrader did not take {name}: {reason.strip()}. Once submissions were graded, an assignment whose cells "
+            "change needs a new name"
         ) from None
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import nbformat
 from nbformat.notebooknode import NotebookNode
 
+from grading.course.harmless import is_picture
 from grading.course.kernel import copy_files
 
 LARGEST_NOTEBOOK = 50 << 20  # bytes
@@ -94,7 +95,7 @@ def read(path: Path) -> tuple[NotebookNode | None, str]:
 def _whole(cell: Any) -> NotebookNode | None:
     """A cell with every part it needs and no output; None for what is none."""
     kinds = {"code": nbformat.v4.new_code_cell, "markdown": nbformat.v4.new_markdown_cell}
-    make = kinds.get(cell.get("cell_type"), nbformat.v4.new_raw_cell)
+    make = kinds.get(cell.get("cell_type"), nbformat.v4.new_markdown_cell)
     source = cell.get("source", "")
     source = source if isinstance(source, str) else "".join(map(str, source))
     metadata = cell.get("metadata")
@@ -107,7 +108,7 @@ def _whole(cell: Any) -> NotebookNode | None:
 
 
 def _is_picture(bundle: Any) -> bool:
-    return isinstance(bundle, dict) and all(isinstance(data, str) for data in bundle.values())
+    return isinstance(bundle, dict) and all(is_picture(kind, data) for kind, data in bundle.items())
 
 
 def mend(notebook: NotebookNode | None, release: NotebookNode) -> Repaired:
@@ -159,7 +160,7 @@ def _ours(cell: NotebookNode, original: NotebookNode) -> tuple[NotebookNode, str
     if locked and cell.source.strip() != original.source.strip():
         note = f"cell {about.grade_id} had been changed and was restored"
     source = original.source if locked else cell.source
-    mended = nbformat.from_dict({**original, "source": source, "metadata": dict(original.metadata)})
+    mended = NotebookNode({**original, "source": source, "metadata": NotebookNode(original.metadata)})
     return mended, note
 
 

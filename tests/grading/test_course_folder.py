@@ -110,7 +110,7 @@ def test_a_private_source_takes_the_place_of_a_public_one(folder: Path):
     (folder / "assignments" / "ps02_mine.py").touch()
     assert load(folder).source("ps02").name == "ps02_mine.py"
     (folder / "assignments" / "ps02_other.py").touch()
-    with pytest.raises(CourseError, match="keep one of ps02_mine.py, ps02_other.py"):
+    with pytest.raises(CourseError, match=r"keep one of ps02_mine\.py, ps02_other\.py"):
         load(folder).source("ps02")
 
 

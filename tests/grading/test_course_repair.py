@@ -1,4 +1,4 @@
-"""Repair: whatever was handed in, a notebook comes out that has every cell of the release once, with the release's points."""
+"""Repair: whatever was handed in, a notebook comes out that has every cell of the release once, as released."""
 
 import json
 import os
@@ -124,7 +124,8 @@ def test_every_cell_of_the_release_is_there_once_whatever_was_done(order: list[i
     "content",
     [
         b"", b"not json", b"[]", b"null", b"{}", b'{"cells": 3}', b'{"nbformat": 4, "nbformat_minor": 5, "cells": [3]}',
-        b'{"nbformat": 99, "cells": []}', b"\xff\xfe\x00", b"[" * 100_000, b'{"nbformat": 4, "cells": [{}], "metadata": []}',
+        b'{"nbformat": 99, "cells": []}', b"\xff\xfe\x00", b"[" * 100_000,
+        b'{"nbformat": 4, "cells": [{}], "metadata": []}',
     ],
 )  # fmt: skip
 def test_no_file_is_too_broken(tmp_path: Path, content: bytes):
@@ -139,7 +140,8 @@ def test_no_file_is_too_broken(tmp_path: Path, content: bytes):
 
 def test_an_old_notebook_is_read(tmp_path: Path):
     old = {"nbformat": 3, "nbformat_minor": 0, "metadata": {}, "worksheets": [{"metadata": {}, "cells": [
-        {"cell_type": "code", "input": ["def f(x):\n", "    return 7"], "language": "python", "outputs": [], "metadata": {}}]}]}  # fmt: skip
+        {"cell_type": "code", "input": ["def f(x):\n", "    return 7"], "language": "python", "outputs": [],
+         "metadata": {}}]}]}  # fmt: skip
     (tmp_path / "hw.ipynb").write_text(json.dumps(old))
     notebook, trouble = read(tmp_path / "hw.ipynb")
     assert trouble == ""

@@ -32,7 +32,8 @@ def test_nbgraders_metadata_follows_from_what_cells_say():
         name: "".join(flag[0] for flag in ("grade", "solution", "locked") if each[flag]) for name, each in about.items()
     }
     assert flags == {
-        "setup": "l", "pass_on": "s", "check-S-1": "gl", "total": "s", "check-S-2": "gl", "messages": "gs", "test-90": "gl",
+        "setup": "l", "pass_on": "s", "check-S-1": "gl", "total": "s", "check-S-2": "gl", "messages": "gs",
+        "test-90": "gl",
     }  # fmt: skip
     assert (about["check-S-1"].points, about["messages"].points, about["test-90"].points) == (3, 2, 8)
     graded = {exercise_of(cell) or module_of(cell) for cell in cells if cell.cell_type == "code"}
@@ -73,7 +74,7 @@ def test_secret_is_what_stands_in_solutions_and_not_what_was_also_said_outside()
     assert "running_sum, travelling = x.clone(), x" in lines
     assert "n - 1 with this ring; one point for the number, one for the reason" in lines
     assert "secret_neighbours = [xs[rank - 1] for rank in range(len(xs))]" in lines
-    assert not any("def total(comm, x):" == line for line in lines)
+    assert not any(line == "def total(comm, x):" for line in lines)
 
 
 @pytest.mark.parametrize(

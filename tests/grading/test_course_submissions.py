@@ -1,10 +1,6 @@
-"""Two dozen honest and hostile submissions of one assignment, graded together: each gets its verdict, and no other's."""
+"""Two dozen honest and hostile submissions of one assignment, graded together: each gets its verdict."""
 
-import ast
-import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +11,9 @@ from nbformat.notebooknode import NotebookNode
 
 from grading.answers import Attempt, Submission, encode
 from grading.bank import Bank
-from grading.course import sandbox
 from grading.course.grade import Graded, grade
-from grading.course.new_course import new_course
 from grading.course.nbgrader_settings import gradebook
+from grading.course.new_course import new_course
 from grading.course.record import graded_notebooks, outcomes
 from grading.course.release import release
 from grading.course.settings import Course, load
@@ -58,12 +53,13 @@ LOOK = (
 import os, socket
 seen = []
 for folder, _, files in os.walk("/"):
-    if folder.startswith(("/proc", "/sys", "/dev", "/usr")):
+    if folder.startswith(("/proc", "/sys", "/dev", "/usr")) or "-packages" in folder:
         continue
-    seen += [os.path.join(folder, name) for name in files if name in ("gradebook.db", "course.toml", "small.py", "ps02.py")]
+    wanted = ("gradebook.db", "course.toml", "small.py", "ps02.py")
+    seen += [os.path.join(folder, name) for name in files if name in wanted]
 print("SEEN", seen)
 try:
-    socket.create_connection(("127.0.0.1", PORT), timeout=2)
+    socket.create_connection(("127.0.0.1", 9), timeout=2)
     print("CONNECTED")
 except OSError:
     print("NO NETWORK")
@@ -79,7 +75,7 @@ import os
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
-        os.execv(sys.executable, [sys.executable, "-c", "import time; marker = 'left-behind-by-a-learner'; time.sleep(300)"])
+        os.execv(sys.executable, [sys.executable, "-c", "import time; m = 'left-behind-by-a-learner'; time.sleep(300)"])
     os._exit(0)
 """
     + RIGHT_TOTAL
@@ -146,6 +142,10 @@ def with_total(source: str) -> Edit:
     return put(pass_on=RIGHT_PASS, total=source)
 
 
+def both(body: str) -> Edit:
+    return put(pass_on=f"def pass_on(comm, x):\n    {body}", total=f"def total(comm, x):\n    {body}")
+
+
 def copied_check(notebook: NotebookNode) -> None:
     good(notebook)
     notebook.cells.append(nbformat.from_dict(cell_of(notebook, "check-S-2")))
@@ -202,8 +202,8 @@ def moved(notebook: NotebookNode) -> None:
 NOTEBOOKS: dict[str, tuple[Edit, float, float, tuple[str, ...]]] = {
     "reference": (good, 3, 5, ()),
     "empty": (lambda notebook: None, 0, 0, ()),
-    "none": (put(pass_on="def pass_on(comm, x):\n    return None", total="def total(comm, x):\n    return None"), 0, 0, ()),
-    "same": (put(pass_on="def pass_on(comm, x):\n    return x", total="def total(comm, x):\n    return x"), 0, 0, ()),
+    "none": (both("return None"), 0, 0, ()),
+    "same": (both("return x"), 0, 0, ()),
     "exits": (with_total("import os; os._exit(1)"), 3, 0, ()),
     "crashes": (with_total("import ctypes; ctypes.string_at(0)"), 3, 0, ()),
     "hangs": (with_total(HANG), 3, 0, ()),

@@ -73,9 +73,14 @@ class Log:
 
     def adopt(self, other: Log) -> None:
         """Take over what another log could not write: the workspace was made after the first answers."""
-        with self._turn, other._turn:
-            self._waiting += other._waiting
-            other._waiting = []
+        with self._turn:
+            self._waiting += other.hand_over()
+
+    def hand_over(self) -> list[dict[str, Any]]:
+        """What could not be written, which is no longer this log's concern."""
+        with self._turn:
+            waiting, self._waiting = self._waiting, []
+        return waiting
 
     def entries(self) -> list[Entry]:
         """Everything logged, oldest first; lines that are not whole are passed over."""

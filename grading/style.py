@@ -89,8 +89,10 @@ def option(description: str) -> Any:
     return marked(widgets.Button(description=description, layout={"width": "100%"}), "option")
 
 
-def show(box: Any, text: str, **more: str) -> None:
+def show(box: Any, text: str) -> None:
     """Display a card: the widget, and beside it the text that exported pages and searches see."""
+    from IPython.core.formatters import format_display_data
     from IPython.display import display
 
-    display({**box._repr_mimebundle_(), "text/plain": text, **more}, raw=True)
+    data, _ = format_display_data(box)
+    display({**data, "text/plain": text}, raw=True)

@@ -16,7 +16,9 @@ import minidist
 from minidist import viz
 
 REPOSITORY = Path(minidist.__file__).parents[1]
-OUTSIDE = [path for root in ("course", "labs", "benchmarks") for path in sorted((REPOSITORY / root).rglob("*.py"))]
+ROOTS = ("course", "grading", "labs", "benchmarks")
+OUTSIDE = [path for root in ROOTS for path in sorted((REPOSITORY / root).rglob("*.py"))]
+DOCUMENTED = ("os._exit", "sys._getframe")  # public in spite of their names
 
 
 def re_exports(module_file: str) -> set[str]:
@@ -53,7 +55,8 @@ def private_uses(tree: ast.Module) -> Iterator[str]:
             if module and node.attr not in PUBLIC[module]:
                 yield f"{node.lineno} {ast.unparse(node)}"
             own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
-            if node.attr.startswith("_") and not node.attr.endswith("__") and not own:
+            private = node.attr.startswith("_") and not node.attr.endswith("__")
+            if private and not own and ast.unparse(node) not in DOCUMENTED:
                 yield f"{node.lineno} {ast.unparse(node)}"
 
 

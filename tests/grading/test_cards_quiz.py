@@ -8,6 +8,7 @@ import pytest
 from grading import log, quiz, shelf, submit, text
 from grading.answers import Attempt, Submission, decode, encode
 from grading.handin import saved
+from grading.log import record
 from grading.quiz import _widget, open_test
 
 TESTS = 8
@@ -151,6 +152,19 @@ def test_a_lost_log_is_made_up_for_by_the_cell_and_the_file(desk: Any, cell: Cel
     assert "8 of 8 right" in cell.run()
 
 
+def test_a_cell_with_more_attempts_than_an_old_copy_of_the_workspace_counts(desk: Any, cell: Cell):
+    quiz("77", {**right_answers(), 2: 0})
+    cell.run()
+    copy = {path: path.read_bytes() for path in (desk.file, desk.root / "answers-77.txt")}
+    quiz("77", right_answers(again=True), again=True)
+    said = cell.run()
+    for path, content in copy.items():
+        path.write_bytes(content)  # a backup is put back
+    desk.restart()
+    assert cell.run() == said
+    assert len(saved("77").attempts) == 2  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     ("source", "said"),
     [
@@ -278,8 +292,10 @@ def test_a_kept_answer_that_no_longer_fits_is_open_again(desk: Any, cell: Cell):
     desk.file.unlink()
     desk.restart()
     test = open_test("77")
-    test.draft(test.questions[0], {"gone": "gone"})
-    assert test.drafts()[test.questions[0].drawn.id] is None
+    first, second = test.questions[:2]
+    test.draft(first, {"gone": "gone"})
+    record("drafted", module="77", attempt=0, question=second.drawn.id, variant=second.drawn.variant + 1, answer=5)
+    assert set(test.drafts().values()) == {None}  # neither a gone option nor an answer to other numbers
 
 
 def test_the_form_of_a_submitted_attempt_says_that_it_no_longer_counts(desk: Any, cell: Cell):

@@ -61,7 +61,7 @@ def command(shared: Sequence[Path] = (), read_only: Mapping[str, Path] | None = 
         words += ["--ro-bind", str(path), inside]
     for path in shared:
         words += ["--bind", str(path), str(path)]
-    words += ["--chdir", BOX, "--clearenv"]
+    words += ["--remount-ro", "/", "--chdir", BOX, "--clearenv"]
     for name, value in environment().items():
         words += ["--setenv", name, value]
     return [*words, "--"]

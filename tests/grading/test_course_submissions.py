@@ -409,9 +409,9 @@ class TestClass:
             }
             assert waiting == {"messages"}
 
-    def test_it_takes_no_longer_than_a_coffee(self, graded, record_property):
-        record_property("seconds", graded[2])
+    def test_twenty_two_are_graded_within_90_seconds(self, graded):
+        seconds = graded[2] * 22 / len(graded[1])
         print(f"{len(graded[1])} submissions in {graded[2]:.0f} s")
         if os.getloadavg()[0] > 3:
-            pytest.skip(f"others use this machine too: {graded[2]:.0f} s")
-        assert graded[2] < 90
+            pytest.skip(f"others use this machine too: {seconds:.0f} s for 22")
+        assert seconds < 90

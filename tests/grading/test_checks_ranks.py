@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import minidist as md
+from grading.course import sandbox
 from grading.pack import pack
 from grading.ranks.host import NoRanks, RankHost
 from grading.ranks.run import Job, Limits, Run
@@ -274,18 +274,12 @@ def test_a_host_that_cannot_start_says_why():
         RankHost(["sh", "-c", "echo no sandbox today >&2; exit 1"]).start()
 
 
-@pytest.mark.skipif(not shutil.which("bwrap"), reason="bubblewrap is not installed")
+@pytest.mark.skipif(bool(sandbox.problem()), reason=f"no sandbox here: {sandbox.problem()}")
 def test_in_a_sandbox():
-    root = Path(md.__file__).parents[1]
-    words = ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
-    words += ["--tmpfs", "/tmp", "--clearenv", "--setenv", "PYTHONPATH", str(root), "--"]
-    if subprocess.run([*words, "true"], check=False, capture_output=True).returncode:
-        pytest.skip("bubblewrap may not be used here")
-
     def looks(comm, x):
         return os.getpid() < 100, os.path.exists("/proc/1/cmdline"), shift(comm, x)
 
-    with RankHost(words) as host:
+    with RankHost(sandbox.command()) as host:
         found = run(host, looks)
     assert found.ok, found.why
     assert found.results[0][0][0]

@@ -95,7 +95,7 @@ def server(root: Path, scratch: Path) -> Iterator[str]:
             process.wait()
 
 
-def _until_it_answers(url: str, process: subprocess.Popen[bytes], log: Path, seconds: float = 60) -> None:
+def _until_it_answers(url: str, process: subprocess.Popen[bytes], log: Path, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
@@ -133,7 +133,7 @@ class Lab:
     def js(self, code: str, *arguments: Any) -> Any:
         return self.driver.execute_script(code, *arguments)
 
-    def wait(self, condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+    def wait(self, condition: Callable[[], Any], what: str, seconds: float = 120) -> Any:
         """Wait until condition() is true; a screenshot and what was waited for, if it never is."""
         try:
             return WebDriverWait(self.driver, seconds, 0.2).until(lambda _: condition())
@@ -206,7 +206,7 @@ class Lab:
         time.sleep(0.5)
         self.idle(seconds)
 
-    def run(self, tag: str, seconds: float = 60, wait: bool = True) -> None:
+    def run(self, tag: str, seconds: float = 120, wait: bool = True) -> None:
         """Run one cell."""
         self.cell(tag)
         self.command("notebook:run-cell")
@@ -214,7 +214,7 @@ class Lab:
             time.sleep(0.3)
             self.idle(seconds)
 
-    def idle(self, seconds: float = 60) -> None:
+    def idle(self, seconds: float = 120) -> None:
         """Wait until no cell runs or waits to run."""
         prompts = "w.node.querySelector('.jp-InputPrompt')?.textContent.includes('*')"
         prompts = f"{PANEL} return panel.content.widgets.some(w => {prompts})"

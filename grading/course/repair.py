@@ -4,6 +4,7 @@ The release is what counts: its cells have their own points, flags and (where lo
 order. What the learner wrote stays, also in cells added. Notes say what was done, for learner and instructor.
 """
 
+import copy
 import json
 import re
 import shutil
@@ -185,7 +186,7 @@ def _put_back(cells: list[NotebookNode], release: NotebookNode, seen: set[str], 
             continue
         if name not in seen:
             place = next((i + 1 for i, cell in enumerate(result) if before and grade_id(cell) == before), 0)
-            result.insert(place, nbformat.from_dict(original))
+            result.insert(place, NotebookNode(copy.deepcopy(original)))
             notes.append(f"cell {name} was missing and was put back")
         before = name
     return result

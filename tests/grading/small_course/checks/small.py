@@ -35,7 +35,7 @@ def cases(expected):
 
 def from_the_left(xs: Sequence[Tensor]) -> list[Tensor]:
     secret_neighbours = [xs[rank - 1] for rank in range(len(xs))]
-    return secret_neighbours
+    return secret_neighbours  # noqa: RET504 - a name to be searched for
 
 
 def sums(xs: Sequence[Tensor]) -> list[Tensor]:

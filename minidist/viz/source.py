@@ -39,7 +39,7 @@ class Source:
 def show(thing: Callable | type | ModuleType, *methods: str, folded: str = "") -> Source:
     """The source of a function, class or module as it is on disk; of a class only the methods named, if any are.
 
-    folded: as in `Source`. Raises TypeError for what has no Python source, AttributeError for a method that is not there.
+    folded: as in `Source`. Raises TypeError for what has no Python source, AttributeError for a missing method.
     """
     parts = [getattr(thing, method) for method in methods] or [thing]
     line = inspect.getsourcelines(parts[0])[1]

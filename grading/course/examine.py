@@ -12,7 +12,6 @@ from typing import Any, Self
 from nbformat.notebooknode import NotebookNode
 
 from grading.bank import Bank
-from grading.course import sandbox
 from grading.course.likeness import same_as_package
 from grading.course.marking import Rules, find_answers, mark
 from grading.course.outcome import Item, Outcome, Uncollected, Unwritten
@@ -106,7 +105,7 @@ def _is_in(frame: Any, path: Path) -> bool:
 
 
 class Examiner:
-    """Judges the cells of one learner's notebook. A context manager: the ranks it needs start with the first check."""
+    """Judges the cells of one learner's notebook, on the ranks of `host`."""
 
     def __init__(
         self,
@@ -116,24 +115,10 @@ class Examiner:
         learner: str,
         notebook: NotebookNode,
         folder: Path,
-        *,
-        sandboxed: bool,
+        host: Any,
     ) -> None:
         self.course, self.checks, self.name, self.learner = course, checks, name, learner
-        self.notebook, self.folder = notebook, folder
-        self.host = self._ranks(sandboxed)
-
-    @staticmethod
-    def _ranks(sandboxed: bool) -> Any:
-        from grading.ranks.host import RankHost
-
-        return RankHost(sandbox.command() if sandboxed else ())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.host.close()
+        self.notebook, self.folder, self.host = notebook, folder, host
 
     def part(self, cell: NotebookNode) -> tuple[str, str] | None:
         """What a cell is judged by: ("exercise", id) or ("test", module); None if it is run."""

@@ -8,22 +8,25 @@ test judges are not run at all: the learner's functions leave the kernel as byte
 
 import ast
 import base64
+import socket
 import time
 from pathlib import Path
 from typing import Any, ClassVar
 
 import nbformat
 from jupyter_client.manager import AsyncKernelManager
+from jupyter_core.utils import run_sync
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbformat.notebooknode import NotebookNode
 from nbgrader import utils
 from nbgrader.preprocessors import Execute
 from traitlets import Bool, Unicode
 
-from grading.course import settings
+from grading.course import sandbox, settings
 from grading.course.examine import Checks, Examiner
 from grading.course.kernel import Place
 from grading.course.outcome import Outcome, Uncollected, Unwritten
+from grading.course.ranks import RanksBesideKernel
 
 KEPT_BYTES = 100_000  # of a cell's outputs
 KEPT_IN_ALL = 400_000  # of a notebook's
@@ -67,6 +70,7 @@ class SafeExecute(Execute):
         self.timeout, self.whole = round(limits.cell_s), round(limits.notebook_s)
         self.timeout_func = self.seconds_for
         self.iopub_timeout = 3
+        self.startup_timeout = 180  # it imports torch first
         self.shutdown_kernel = "immediate"
         self.deadline = time.monotonic() + limits.notebook_s
         self.went_well: list[str] = []  # the source of cells, to run again in a new kernel
@@ -74,18 +78,18 @@ class SafeExecute(Execute):
         self.untouched = untouched(nb, course.folder("release", names["assignment"]) / f"{names['notebook']}.ipynb")
         handed_in = Path(resources["metadata"]["path"])
         self.place = Place(handed_in, sandboxed=self.sandboxed)
+        self.ranks = RanksBesideKernel(sandbox.command() if self.sandboxed else ())
         resources["metadata"]["path"] = str(self.place.work)
         try:
             checks = self.prepared or Checks.load(course, names["assignment"])
-            with Examiner(
-                course, checks, names["assignment"], names["student"], nb, handed_in, sandboxed=self.sandboxed
-            ) as self.examiner:
-                if not self.untouched:
-                    return super().preprocess(nb, resources, km)
-                for index, cell in enumerate(nb.cells):  # there is nothing to run
-                    self.preprocess_cell(cell, resources, index)
-                return nb, resources
+            self.examiner = Examiner(course, checks, names["assignment"], names["student"], nb, handed_in, self.ranks)
+            if not self.untouched:
+                return super().preprocess(nb, resources, km)
+            for index, cell in enumerate(nb.cells):  # there is nothing to run
+                self.preprocess_cell(cell, resources, index)
+            return nb, resources
         finally:
+            self.ranks.close()
             resources["metadata"]["path"] = str(handed_in)
             self.place.close()
 
@@ -95,8 +99,16 @@ class SafeExecute(Execute):
         return self.whole if about.get("locked") and not about.get("grade") else self.timeout
 
     def create_kernel_manager(self) -> AsyncKernelManager:
-        self.km = self.place.manager()
+        mine, self.theirs = socket.socketpair()
+        self.ranks.adopt(mine)
+        self.km = self.place.manager(self.theirs.fileno())
         return self.km
+
+    async def async_start_new_kernel(self, **options: Any) -> None:
+        with self.theirs:
+            await super().async_start_new_kernel(pass_fds=[self.theirs.fileno()], **options)
+
+    start_new_kernel = run_sync(async_start_new_kernel)
 
     def preprocess_cell(self, cell: NotebookNode, resources: Any, index: int) -> tuple[NotebookNode, Any]:
         if cell.cell_type != "code" or not cell.source.strip():

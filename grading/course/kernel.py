@@ -18,19 +18,6 @@ from grading.course import sandbox
 HANDED_IN = "/handed-in"  # inside the sandbox: the files beside the notebook, read-only
 NOT_FOR_THE_KERNEL = ("*.ipynb", "timestamp.txt", ".minidist")
 
-# Runs inside, before the kernel: the learner's files become its working folder, within bounds.
-INSIDE = f"""
-import os, resource, shutil, sys
-folder = sys.argv.pop(1)
-os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the kernel greets whoever started it from a terminal
-if os.path.isdir(folder):
-    shutil.copytree(folder, os.getcwd(), dirs_exist_ok=True)
-for name, limit in (("CORE", 0), ("FSIZE", {256 << 20}), ("NPROC", 512), ("DATA", {6 << 30})):
-    resource.setrlimit(getattr(resource, "RLIMIT_" + name), (limit, limit))
-os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-"""
-IPYKERNEL = ["-m", "ipykernel_launcher", "-f", "{connection_file}", "--HistoryManager.hist_file=:memory:"]
-
 
 class _OneSpec(KernelSpecManager):
     """Knows one kernel, whatever the notebook asks for."""
@@ -59,17 +46,19 @@ class Place:
         if handed_in is not None and handed_in.is_dir():
             copy_files(handed_in, self.files)
 
-    def manager(self) -> AsyncKernelManager:
-        """A manager whose kernel starts here, each with sockets of its own."""
+    def manager(self, control: int = -1) -> AsyncKernelManager:
+        """A manager whose kernel starts here, each with sockets of its own. control: see grading.inside."""
         self.started += 1
         sockets = self.folder / f"s{self.started}"
         sockets.mkdir()
+        inside = ["-P", "-m", "grading.inside"]
+        options = [str(control), "-f", "{connection_file}"]
         if self.sandboxed:
             before = sandbox.command(shared=[sockets], read_only={HANDED_IN: self.files})
-            argv = [*before, sys.executable, "-c", INSIDE, HANDED_IN, *IPYKERNEL]
+            argv = [*before, sys.executable, *inside, HANDED_IN, *options]
         else:
             settings = [f"{name}={value}" for name, value in sandbox.environment(str(self.work)).items()]
-            argv = ["env", "-i", *settings, sys.executable, "-c", INSIDE, str(self.files), *IPYKERNEL]
+            argv = ["env", "-i", *settings, sys.executable, *inside, str(self.files), *options]
         manager = AsyncKernelManager(kernel_spec_manager=_OneSpec(argv), kernel_name="learner")
         manager.transport = "ipc"
         manager.connection_file = str(sockets / "k.json")

@@ -169,13 +169,14 @@ def test_a_repaired_check_changes_what_it_should_and_says_for_whom(course: Cours
 
 
 def test_blocked_criteria_wait_for_a_person_and_are_exported(course: Course, monkeypatch: pytest.MonkeyPatch):
-    from grading.ranks.host import NoRanks, RankHost
+    from grading.course.ranks import RanksBesideKernel
+    from grading.ranks.host import NoRanks
 
-    def none_here(self: RankHost) -> None:
+    def none_here(self: RanksBesideKernel) -> None:
         raise NoRanks("this machine has no ranks")
 
     with monkeypatch.context() as patch:
-        patch.setattr(RankHost, "start", none_here)
+        patch.setattr(RanksBesideKernel, "start", none_here)
         (result,) = grade(course, "small", ["emmy"])
     assert result.score is not None
     assert (result.score.points, result.score.blocked) == (0, 8)
@@ -210,7 +211,7 @@ def test_a_submission_that_cannot_be_graded_keeps_its_score_and_waits(course: Co
         (result,) = grade(course, "small", ["late"])
     assert result.score is None
     assert "look at it by hand" in result.notes[0]
-    assert rows(course)["late"] == {**before["late"], "by_hand": "5"}
+    assert rows(course)["late"] == {**before["late"], "by_hand": "4"}
     assert "a mistake in the grader" in (course.root / ".grading" / "logs" / "small" / "late.log").read_text()
     (notebook,) = graded_notebooks(course.folder("autograded", "small", "late")).values()
     assert outcomes(notebook)["check-S-2"].points == 5

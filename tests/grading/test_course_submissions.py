@@ -115,6 +115,13 @@ grading.pack.pack = lambda function: b"not a pickle"
 def total(comm, x): return x
 """
 
+KILLS = """
+import os, signal
+for pid in filter(str.isdigit, os.listdir("/proc")):  # also the process that its ranks would be forked from
+    if int(pid) not in (1, os.getpid()):
+        os.kill(int(pid), signal.SIGKILL)
+"""
+
 Edit = Callable[[NotebookNode], None]
 
 
@@ -148,14 +155,17 @@ def both(body: str) -> Edit:
 
 def copied_check(notebook: NotebookNode) -> None:
     good(notebook)
-    notebook.cells.append(nbformat.from_dict(cell_of(notebook, "check-S-2")))
-    notebook.cells.append(nbformat.from_dict(cell_of(notebook, "check-S-2")))
+    for number in range(2):
+        copy = nbformat.from_dict(cell_of(notebook, "check-S-2"))
+        copy["id"] = f"copy-{number}"
+        notebook.cells.append(copy)
 
 
 def split_solution(notebook: NotebookNode) -> None:
     good(notebook)
     cell = cell_of(notebook, "total")
     second = nbformat.from_dict(cell)
+    second["id"] = "second"
     cell.source, second.source = (
         "def helper(a, b):\n    return a + b",
         RIGHT_TOTAL.replace("result + moving", "helper(result, moving)"),
@@ -223,6 +233,7 @@ NOTEBOOKS: dict[str, tuple[Edit, float, float, tuple[str, ...]]] = {
     "lost": (with_total(BAD_RANKS), 3, 0, ()),
     "deadlocks": (with_total(DEADLOCK), 3, 0, ()),
     "forged": (with_total(FORGED), 3, 0, ()),
+    "kills": (with_total(KILLS + RIGHT_TOTAL), 3, 5, ()),
 }  # fmt: skip
 FILES = {"renamed", "broken", "foreign", "helper", "linked", "folderless"}
 

@@ -89,7 +89,8 @@ def _tensor_head(x: Tensor, body: list[bytes]) -> list[Any]:
     name = str(x.dtype).removeprefix("torch.")
     if name not in DTYPES or x.layout is not torch.strided:
         raise TypeError(f"a tensor of {name} ({x.layout}) cannot be sent: convert it to a dense one of a common type")
-    flat = x.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    plain = x.detach().cpu().resolve_conj().resolve_neg()
+    flat = plain.clone(memory_format=torch.contiguous_format).reshape(-1)  # an empty tensor of numpy has stride 0
     body.append(flat.view(torch.uint8).numpy().tobytes())
     return [name, list(x.shape)]
 

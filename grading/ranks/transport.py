@@ -46,7 +46,7 @@ class Work:
 
     def __init__(self, owner: "ThroughGrader", number: int, into: Tensor | None, sent: Tensor | None) -> None:
         self._owner, self._number, self._into, self._sent = owner, number, into, sent
-        self._copy = None if sent is None else _bytes(sent).clone()
+        self._copy = None if sent is None else _bytes(sent)
 
     def wait(self) -> None:
         """Block until it is over; what was received is then in its tensor, and not before."""
@@ -155,4 +155,5 @@ def interrupt_after(line: Line, seconds: float) -> None:
 
 
 def _bytes(x: Tensor) -> Tensor:
-    return x.detach().reshape(-1).view(torch.uint8)
+    """A copy of x as bytes, whatever its strides (an empty tensor of numpy has stride 0)."""
+    return x.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)

@@ -4,6 +4,7 @@ import doctest
 import importlib
 import json
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -38,6 +39,11 @@ def test_a_tensor_survives(name: str, shape: tuple[int, ...]):
     assert torch.equal(got[0], x)
     assert got[0].dtype == x.dtype
     assert got[1].shape == x.t().shape if x.dim() == 2 else True
+
+
+@pytest.mark.parametrize("x", [torch.from_numpy(np.zeros(0, np.float32)), torch.ones(1).expand(4), torch.ones(3, 2).T])
+def test_strides_do_not_matter(x: torch.Tensor):
+    assert torch.equal(load_one(dump(x)), x)
 
 
 def test_messages_arrive_in_pieces():

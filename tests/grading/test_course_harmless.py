@@ -71,3 +71,13 @@ def test_pictures_stay():
     data = NotebookNode({"image/png": "iVBORw0KGgo=\n"})
     output = NotebookNode(output_type="display_data", data=data, metadata=NotebookNode())
     assert "iVBORw0KGgo=" in shown(nbformat.v4.new_code_cell("plot()", outputs=[output]))
+
+
+@pytest.mark.parametrize("kind", ["image/png", "image/jpeg"])
+def test_a_pictures_size_is_no_way_in(kind: str):
+    size = NotebookNode({kind: {"width": f"1>{ATTACKS[0]}", "height": f'"{ATTACKS[1]}', "alt": ATTACKS[1]}})
+    output = NotebookNode(output_type="display_data", data=NotebookNode({kind: "iVBORw0KGgo="}), metadata=size)
+    page = shown(nbformat.v4.new_code_cell("plot()", outputs=[output]))
+    assert "iVBORw0KGgo=" in page
+    assert "<script>alert" not in page
+    assert "<img src=x" not in page

@@ -91,3 +91,9 @@ def test_a_planted_secret_is_found_however_it_is_wrapped(tmp_path: Path, hide):
     ):
         (tmp_path / f"{number}.txt").write_text(hide(secret))
         assert any(line.startswith(f"{number}.txt") for line in audit.leaks(tmp_path, secrets))
+
+
+def test_a_secret_that_json_writes_differently_is_found(tmp_path: Path):
+    secret = 'raise ValueError("the ranks\u2019 sums differ")'
+    (tmp_path / "hw.ipynb").write_text(json.dumps({"cells": [{"source": ["x = 1\n", secret[:20], secret[20:]]}]}))
+    assert audit.leaks(tmp_path, {secret}) == [f"hw.ipynb: {secret}"]

@@ -68,7 +68,8 @@ def test_it_has_no_network_no_environment_no_other_processes_and_writes_in_memor
     assert inside["connects"] is False
     assert inside["secret"] is None
     assert inside["processes"] <= 3
-    assert inside["writable"] == ["/tmp", "/box"]
+    # A repository that lies below /tmp is there as an empty folder in memory.
+    assert [path for path in inside["writable"] if path == "/tmp" or not path.startswith("/tmp/")] == ["/tmp", "/box"]
     assert (inside["here"], inside["home"], inside["user"]) == ("/box", "/box", 1000)
 
 

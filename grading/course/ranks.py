@@ -4,6 +4,7 @@ import socket
 import tempfile
 
 from grading.ranks.host import RankHost
+from grading.ranks.run import Job, Run
 
 READY_S = 120.0  # for importing torch on a busy machine
 
@@ -27,6 +28,15 @@ class RanksBesideKernel(RankHost):
         if self._control is not None and self._process is None and self._is_there():
             return
         super().start()
+
+    def run(self, job: Job) -> Run:
+        """As a host does. If its process goes away meanwhile, it is run again from one that no learner's code sees."""
+        beside = self._process is None
+        run = super().run(job)
+        if beside and run.mistake == "lost-host":
+            self.close()
+            return super().run(job)
+        return run
 
     def _is_there(self) -> bool:
         try:

@@ -83,10 +83,16 @@ def grade(
     logs = course.root / WORK / "logs" / name
     logs.mkdir(parents=True, exist_ok=True)
     results = []
-    with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=course.root / WORK) as folder:
+    # scratch: short, since sockets lie in it, and removed also when a process had to be ended.
+    with (
+        tempfile.TemporaryDirectory(prefix=f"{name}-", dir=course.root / WORK) as folder,
+        tempfile.TemporaryDirectory(prefix="md-", ignore_cleanup_errors=True) as scratch,
+    ):
         staging = Path(folder)
         tasks = {
-            learner: lambda learner=learner: grade_one(course, checks, name, learner, staging, sandboxed=sandboxed)
+            learner: lambda learner=learner: grade_one(
+                course, checks, name, learner, staging, scratch, sandboxed=sandboxed
+            )
             for learner in found
         }
         for ended in run_each(tasks, jobs, course.limits.on_a_busy_machine().submission_s, logs):
@@ -139,14 +145,17 @@ def submissions(course: Course, name: str, only: Sequence[str] = ()) -> tuple[li
     return [who for who in there if who in roster and (not only or who in only)], notes
 
 
-def grade_one(course: Course, checks: Any, name: str, learner: str, staging: Path, *, sandboxed: bool) -> None:
-    """Repair and run one submission, all within staging. For a process of its own."""
+def grade_one(
+    course: Course, checks: Any, name: str, learner: str, staging: Path, scratch: str, *, sandboxed: bool
+) -> None:
+    """Repair and run one submission, all within staging and scratch. For a process of its own."""
     from nbgrader.converters import Autograde
     from traitlets.config import Config
 
     from grading.course.execute import SafeExecute
 
     SafeExecute.prepared = checks
+    tempfile.tempdir = scratch
     notes = repair(
         course.folder("submitted", name, learner),
         course.folder("release", name),

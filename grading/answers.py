@@ -18,8 +18,8 @@ import base64
 import binascii
 import hashlib
 import json
-import math
 import re
+import sys
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -119,7 +119,7 @@ def _is_answer(value: Any) -> bool:
         return all(isinstance(item, str) for item in value)
     if isinstance(value, dict):
         return all(isinstance(item, str) for item in value.values())
-    return value is None or isinstance(value, str) or (type(value) in (int, float) and math.isfinite(value))
+    return value is None or isinstance(value, str) or (type(value) in (int, float) and abs(value) <= sys.float_info.max)
 
 
 def _wanted(there: bool, what: str) -> None:

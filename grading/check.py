@@ -101,7 +101,7 @@ class _Trial:
     def result(self, criterion: Criterion) -> Result:
         for case in self.cases[criterion.on]:
             run = self.run(case)
-            finding = criterion.judge(case, run) if run.ok else criterion.explain(case, run) or _as_finding(case, run)
+            finding = _look(criterion, case, run)
             if finding is not None:
                 self.printed = self.printed or tuple(run.printed)
                 text = f"{_head(self.exercise, criterion, finding)}\n{finding.text()}"
@@ -129,6 +129,7 @@ class _Trial:
             allowed=self.exercise.allowed,
             body=self.body,
             given=self.given,
+            given_calls={name: frozenset(given.__code__.co_names) for name, given in self.exercise.given.items()},
             answers=[answers for case in cases for answers in case.answers or [({},) * case.ranks] * len(case.calls)],
             limits=self.exercise.limits,
             seed=self.seed % 2**31,
@@ -140,6 +141,15 @@ def _head(exercise: Exercise, criterion: Criterion, finding: Finding) -> str:
     if finding.rank is not None:
         where.append(f"rank {finding.rank}")
     return f"{exercise.id} {criterion.name}: failed.  {', '.join(where)}".rstrip()
+
+
+def _look(criterion: Criterion, case: Case, run: Run) -> Finding | None:
+    """What a criterion finds. Whatever ranks returned, that is a verdict."""
+    try:
+        return criterion.judge(case, run) if run.ok else criterion.explain(case, run) or _as_finding(case, run)
+    except Exception as error:
+        why = f"What your ranks returned is not of the form that is asked for ({type(error).__name__}: {error})."
+        return Finding(why, "no-result", case.labels[min(run.call, len(case.labels) - 1)], run.rank)
 
 
 def _as_finding(case: Case, run: Run) -> Finding:
@@ -175,7 +185,7 @@ def check(exercise: str) -> None:
         raise CheckFailed(f"{exercise}: run the cell that defines {asked.function} first")
     try:
         report = judge(asked, {asked.function: pack(function)}, _host())
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise CheckFailed(f"{exercise}: {error}") from None
     print(report.text())
     _record("checked", exercise=exercise, passed=report.passed, points=report.points, lost=report.lost())

@@ -123,10 +123,12 @@ def _last_byte(file: Any, end: int) -> bytes:
 def _parse(line: str) -> dict[str, Any] | None:
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    whole = isinstance(entry, dict) and isinstance(entry.get("at"), float | int) and {"id", "kind"} <= entry.keys()
-    return entry if whole else None
+    if not isinstance(entry, dict) or not isinstance(entry.get("at"), float | int):
+        return None
+    texts = ("id", "kind", "name") if entry.get("kind") == "learner" else ("id", "kind")
+    return entry if all(isinstance(entry.get(key), str) for key in texts) else None
 
 
 def home(start: Path | None = None) -> Path | None:

@@ -59,7 +59,8 @@ class Report:
         rows = [f"{self.exercise} {self.function}: {self.points} of {self.most} points"]
         for result in self.results:
             score = f"{result.points} of {result.most}"
-            rows.append(f"  {result.name:<24} {result.state:<8} {score}")
+            waits = result.state == "failed" and not result.text and result is not self.results[0]
+            rows.append(f"  {result.name:<24} {'waits' if waits else result.state:<8} {score}")
         rows += [f"\n{result.text}" for result in self.results if result.text]
         said = [f"  rank {rank}: {text.rstrip()}" for rank, text in enumerate(self.printed) if text.strip()]
         return "\n".join([*rows, *(["\nprinted:", *said] if said else [])])

@@ -37,6 +37,9 @@ def _from_messages(case: Case, run: Run, call: int) -> Finding | None:
     """What the messages say about a wrong result."""
     n = case.ranks
     sent = [sum(message.src == rank for message in run.messages_of(call)) for rank in range(n)]
+    if n > 1 and not any(sent) and not any(part.call == call for part in run.collectives):
+        why = "No rank sent anything, so nobody can know more than its own x. Begin with one step: isend and irecv."
+        return Finding(why, "sends-nothing", case.labels[call], 0)
     if n > 1 and set(sent) == {n - 2}:
         why = (
             f"The last step is missing: every rank made {n - 2} of {n - 1}. range(1, n) makes n - 1 steps, "

@@ -172,6 +172,8 @@ def right_steps(case: Case, run: Run) -> Finding | None:
     """Whether the gradients are right after every step."""
     named, orders, found = case.facts[0]
     for rank, steps in enumerate(run.results[0]):
+        if not isinstance(steps, list) or len(steps) != len(found):
+            return Finding("The gradients of each step are missing.", "no-result", case.labels[0], rank)
         for step, got in enumerate(steps):
             for name in named:
                 right = torch.stack([grads[name] for grads in found[step]]).sum(0) / case.ranks

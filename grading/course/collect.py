@@ -6,14 +6,17 @@ it replaces is kept in replaced/. What belongs to nobody in the roster stays whe
 """
 
 import argparse
+import errno
+import io
 import os
 import re
 import shutil
 import tempfile
 import unicodedata
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
@@ -23,24 +26,33 @@ from grading.course.settings import Course, CourseError, Learner, load
 LARGEST = 200 << 20  # bytes of one submission, unpacked
 MOST_FILES = 2000
 IGNORED = ("__MACOSX", ".ipynb_checkpoints", ".DS_Store", "Thumbs.db")
+UNREADABLE = (zipfile.BadZipFile, zlib.error, OSError, NotImplementedError, RuntimeError, ValueError, EOFError)
 NAME_PARTS = 3  # of a path, from the outside: who handed in stands in one of these
 
 
 @dataclass(frozen=True)
 class File:
-    """One file handed in: its path as the learning system gave it, when, and where its bytes are."""
+    """One file handed in: its path as the learning system gave it, when, and where its bytes are.
+
+    inner: its name in the archive, or where there is none its path. nested: if that is a zip file too, the name in it.
+    """
 
     path: PurePosixPath
     when: datetime
     size: int
     archive: Path | None
     inner: str
+    nested: str = ""
 
     def content(self) -> bytes:
         if self.archive is None:
             return Path(self.inner).read_bytes()
         with zipfile.ZipFile(self.archive) as archive:
-            return archive.read(self.inner)
+            content = archive.read(self.inner)
+        if not self.nested:
+            return content
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            return archive.read(self.nested)
 
 
 @dataclass
@@ -83,7 +95,12 @@ def collect(course: Course, name: str, paths: Sequence[Path] = ()) -> list[str]:
             for each in handed:
                 found.setdefault(each.learner, []).append(each)
     for learner, several in sorted(found.items()):
-        lines += _take(course, name, learner, sorted(several, key=lambda each: each.when))
+        try:
+            lines += _take(course, name, learner, sorted(several, key=lambda each: each.when))
+        except (*UNREADABLE, UnicodeError) as error:  # theirs alone; a full disk shows with the next one too
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+                raise
+            lines.append(f"{learner}: could not be collected ({error}); look at it by hand, or ask for it again")
     return [*lines, *_look_over(course, name, roster)]
 
 
@@ -96,25 +113,47 @@ def _files(place: Path, lines: list[str]) -> Iterator[File]:
             continue
         if path.suffix.lower() == ".zip":
             try:
-                yield from _in_archive(path, relative)
-            except (zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError) as error:
+                yield from _in_archive(path, relative, lines)
+            except UNREADABLE as error:
                 lines.append(f"{path.name}: cannot be unpacked ({error}); ask for it again")
         else:
             about = path.stat()
             yield File(relative, datetime.fromtimestamp(about.st_mtime, UTC), about.st_size, None, str(path))
 
 
-def _in_archive(path: Path, relative: PurePosixPath) -> Iterator[File]:
+def _in_archive(path: Path, relative: PurePosixPath, lines: list[str]) -> Iterator[File]:
     with zipfile.ZipFile(path) as archive:
-        for entry in archive.infolist():
-            inner = PurePosixPath(entry.filename.replace("\\", "/"))
-            parts = tuple(part for part in inner.parts if part not in ("/", "..", "."))
-            linked = (entry.external_attr >> 28) == 0o12
-            if entry.is_dir() or linked or not parts or any(part in IGNORED for part in parts):
-                continue
-            when = datetime(*entry.date_time).astimezone(UTC)  # a zip file keeps local time
+        for entry, parts in _entries(archive):
             outside = (*relative.parts[:-1], relative.stem)  # the archive may be named for its owner
-            yield File(PurePosixPath(*outside, *parts), when, entry.file_size, path, entry.filename)
+            whole = File(PurePosixPath(*outside, *parts), _moment(entry, path), entry.file_size, path, entry.filename)
+            if not parts[-1].lower().endswith(".zip") or entry.file_size > LARGEST:
+                yield whole
+                continue
+            try:
+                with zipfile.ZipFile(io.BytesIO(archive.read(entry))) as nested:
+                    for each, more in _entries(nested):
+                        below = PurePosixPath(*outside, *parts[:-1], PurePosixPath(parts[-1]).stem, *more)
+                        yield replace(whole, path=below, size=each.file_size, nested=each.filename)
+            except UNREADABLE as error:
+                lines.append(f"{whole.path}: cannot be unpacked ({error}); ask for it again")
+
+
+def _entries(archive: zipfile.ZipFile) -> Iterator[tuple[zipfile.ZipInfo, tuple[str, ...]]]:
+    """The files of an archive that count, with the parts of their paths."""
+    for entry in archive.infolist():
+        inner = PurePosixPath(entry.filename.replace("\\", "/"))
+        parts = tuple(part for part in inner.parts if part not in ("/", "..", "."))
+        linked = (entry.external_attr >> 28) == 0o12
+        if not (entry.is_dir() or linked or not parts or any(part in IGNORED for part in parts)):
+            yield entry, parts
+
+
+def _moment(entry: zipfile.ZipInfo, path: Path) -> datetime:
+    """When a file was last changed; where the archive has no such date, when the archive was."""
+    try:
+        return datetime(*entry.date_time).astimezone(UTC)  # a zip file keeps local time
+    except (ValueError, OverflowError):
+        return datetime.fromtimestamp(path.stat().st_mtime, UTC)
 
 
 def _sort(files: Iterable[File], roster: Mapping[str, Learner]) -> tuple[list[Handed], list[str]]:
@@ -146,7 +185,7 @@ def _below(file: File, depth: int, flat: bool, who: str, roster: Mapping[str, Le
     """The file with its path inside the submission."""
     if not flat:
         parts = file.path.parts[depth + 1 :]
-        return File(PurePosixPath(*parts), file.when, file.size, file.archive, file.inner)
+        return replace(file, path=PurePosixPath(*parts))
     name = file.path.name
     bare = re.sub(r"^.*?_(?:LATE_)?\d+_\d+_", "", name)
     if bare == name:
@@ -155,7 +194,7 @@ def _below(file: File, depth: int, flat: bool, who: str, roster: Mapping[str, Le
             if stripped != name:
                 bare = stripped
                 break
-    return File(PurePosixPath(bare), file.when, file.size, file.archive, file.inner)
+    return replace(file, path=PurePosixPath(bare))
 
 
 def _whose(path: PurePosixPath, roster: Mapping[str, Learner]) -> tuple[str, int, str]:
@@ -219,6 +258,8 @@ def _take(course: Course, name: str, learner: str, several: list[Handed]) -> lis
             _keep(course, name, learner, place)
             lines.append(f"{learner}: a newer submission replaced the one of {_when(before) if before else 'before'}")
         replace_folder(staged, place)
+    if not any(file.path.suffix == ".ipynb" for file in newest.files):
+        lines.append(f"{learner}: no notebook among {', '.join(sorted(file.path.name for file in newest.files)[:4])}")
     return lines
 
 

@@ -38,6 +38,8 @@ SHOWING = {"card", "compare", "hint", "launch", "predict", "progress", "quiz", "
 
 DIED = "KernelDied", "this cell ended its Python process (os._exit, a crash in native code, or out of memory)"
 STUCK = "CellTimeout", "this cell ran for more than {:g} s and could not be interrupted; it was ended by force"
+UNREADABLE = "OutputError", "this cell sent something that no kernel sends ({}); it was ended there"
+INVALID = "InvalidOutput", "an output of this cell is none that a notebook can hold, and was left out"
 
 # Runs in the learner's kernel. Their helpers travel along by value, also those of modules handed in.
 TAKE = """
@@ -137,6 +139,7 @@ class SafeExecute(Execute):
             self.start_over()
         elif not failed and not utils.is_grade(cell):
             self.went_well.append(cell.source)
+        cell.outputs = [output if is_valid(output) else error_output(*INVALID) for output in cell.outputs]
         for output in cell.outputs:
             if output.output_type == "stream":
                 output.name = "stdout"  # a warning is no failure, and nbgrader would score it 0
@@ -150,6 +153,8 @@ class SafeExecute(Execute):
             return DIED
         except (CellTimeoutError, TimeoutError):
             return STUCK[0], STUCK[1].format(self.seconds_for(cell))
+        except Exception as error:  # what a kernel sends is in the learner's hands
+            return UNREADABLE[0], UNREADABLE[1].format(type(error).__name__)
         return None
 
     def start_over(self) -> None:
@@ -213,10 +218,11 @@ class SafeExecute(Execute):
 def _unpacked(replies: Any, names: list[str]) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for name in names:
-        reply = replies.get(name) or {}
-        if reply.get("status") != "ok":
+        reply = replies.get(name) if isinstance(replies, dict) else None
+        data = reply.get("data") if isinstance(reply, dict) else None
+        text = data.get("text/plain") if isinstance(data, dict) else None
+        if not isinstance(text, str):  # an error, or what a learner's code put in its place
             continue
-        text = reply.get("data", {}).get("text/plain", "")
         if len(text) > LARGEST_FUNCTION:
             raise Uncollected(f"{name} is larger than {LARGEST_FUNCTION >> 20} MB with all it uses")
         try:
@@ -224,6 +230,15 @@ def _unpacked(replies: Any, names: list[str]) -> dict[str, bytes]:
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             continue
     return found
+
+
+def is_valid(output: NotebookNode) -> bool:
+    """Whether a notebook with this output can be written."""
+    try:
+        nbformat.validate(output, ref="output", version=4, version_minor=5)
+    except nbformat.ValidationError:
+        return False
+    return True
 
 
 def untouched(notebook: NotebookNode, release: Path) -> bool:

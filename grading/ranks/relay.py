@@ -55,6 +55,7 @@ class Seat:
     waits: Post | None = None
     at: Place | None = None  # where it waits
     joined: int = 0  # collectives of this call
+    last: int = -1  # number of its latest communication
     value: Any = None
     why: str = ""
     kind: str = ""
@@ -210,8 +211,9 @@ class Relay:
     def _post(self, rank: int, said: dict[str, Any], what: str) -> Post:
         self._check_allowed(rank, what, said)
         x, number = said.get("x"), whole_number(said.get("id"))
-        if not isinstance(x, Tensor) or number in self.seats[rank].posts:
+        if not isinstance(x, Tensor) or number <= self.seats[rank].last:
             raise Damaged("a communication without a tensor, or one twice")
+        self.seats[rank].last = number
         peer = whole_number(said.get("peer"), self.size - 1) if what in ("isend", "irecv") else -1
         post = Post(rank, number, what, peer, place_of(said.get("at")), x)
         self.seats[rank].posts[number] = post
@@ -219,7 +221,7 @@ class Relay:
 
     def _check_allowed(self, rank: int, what: str, said: dict[str, Any]) -> None:
         given = _given(said)
-        if what in self.job.allowed if not given else given in self.job.given:
+        if what in (self.job.given_calls.get(given, ()) if given else self.job.allowed):
             return
         may = ", ".join(f"comm.{name}" for name in sorted(self.job.allowed)) or "no call of comm"
         where = place_of(said.get("at"))
@@ -241,8 +243,9 @@ class Relay:
         return self._answer(post) if self.seats[post.rank].waits is post else []
 
     def _answer(self, post: Post) -> list[Reply]:
-        """What a rank waits for is there: it runs again."""
+        """What a rank waits for is there: it runs again. It is told once."""
         seat = self.seats[post.rank]
+        del seat.posts[post.number]
         seat.state, seat.waits = "running", None
         if post.what == "irecv":
             post.note.taken = self._events

@@ -14,11 +14,11 @@ class Limits:
     seconds: float = 12.0  # until all ranks must be done
     cpu_seconds: int = 5  # of the processor: a loop that does not end is told by this, however busy the machine
     memory_bytes: int = 1 << 30  # more than it starts with
-    file_bytes: int = 1 << 24
+    file_bytes: int = 0  # written to files: what ranks know of one another comes in messages
     printed_bytes: int = 4_000  # kept of what it prints, the rest is counted
 
     def __post_init__(self) -> None:
-        if min(self.seconds, self.cpu_seconds, self.memory_bytes, self.file_bytes) <= 0 or self.printed_bytes < 0:
+        if min(self.seconds, self.cpu_seconds, self.memory_bytes) <= 0 or min(self.file_bytes, self.printed_bytes) < 0:
             raise ValueError(f"limits must be above 0: {self}")
 
 
@@ -29,8 +29,9 @@ class Job:
     function: a learner's function, pickled where that learner works; only ranks open it. calls: for each call and
     rank the named inputs; a call may leave the last ranks out. body: pickled `body(function, comm, ask, **inputs)`,
     which makes the call and returns plain data; empty: `function(comm, **inputs)`. given: pickled functions by name,
-    which take the place of the learner's earlier ones. allowed: names of Comm's calls the learner may make (isend
-    covers send). answers: what `ask(key)` gives, for each call, rank and key; asking is noted like a message.
+    which take the place of the learner's earlier ones; given_calls: the calls of comm that each of them may make.
+    allowed: names of Comm's calls the learner may make (isend covers send). answers: what `ask(key)` gives, for each
+    call, rank and key; asking is noted like a message.
     """
 
     function: bytes
@@ -38,6 +39,7 @@ class Job:
     allowed: frozenset[str]
     body: bytes = b""
     given: Mapping[str, bytes] = field(default_factory=dict)
+    given_calls: Mapping[str, frozenset[str]] = field(default_factory=dict)
     answers: Sequence[Sequence[Mapping[str, Any]]] = ()
     limits: Limits = field(default_factory=Limits)
     seed: int = 0

@@ -167,7 +167,9 @@ class World:
             said = self.links[rank].hear()
             for each in said or ():
                 self._tell(self.relay.receive(rank, each))
-        except codec.Damaged as error:
+        except Wrong:
+            raise
+        except Exception as error:  # whatever a rank says, that is a verdict
             self.relay.lose(rank, f"sent something that is no message: {error}")
             said = None
         if said is None and self.links[rank].open:

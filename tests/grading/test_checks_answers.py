@@ -171,19 +171,78 @@ def test_a_stored_answer_is_wrong_the_next_time(host: RankHost):
             answers[rank, case.ranks] = right
     assert judged(host, "02.2", stored, seed=5).result("basic").state == "failed"  # right, and no message brought it
     assert judged(host, "02.2", stored, seed=5).result("basic").mistake == "not-by-messages"
-    assert judged(host, "02.2", stored).result("basic").mistake == "wrong-values"
+    assert judged(host, "02.2", stored).result("basic").mistake == "sends-nothing"
 
 
-def test_numbers_that_came_by_files_are_seen(host: RankHost, tmp_path: Path):
+def test_numbers_that_came_another_way_are_seen(host: RankHost, tmp_path: Path):
     def by_files(comm, x):
-        torch.save(x, tmp_path / f"{comm.size} {comm.rank} {len(x)} new")
-        (tmp_path / f"{comm.size} {comm.rank} {len(x)} new").rename(tmp_path / f"{comm.size} {comm.rank} {len(x)}")
-        time.sleep(0.5)
-        return torch.cat([torch.load(tmp_path / f"{comm.size} {rank} {len(x)}") for rank in range(comm.size)])
+        (tmp_path / f"{comm.size} {comm.rank} {len(x)}").write_text(str(x.tolist()))
+        return x
 
-    report = judged(host, "02.2", by_files)
+    def by_names_of_folders(comm, x):
+        """Beside messages that carry nothing."""
+        (tmp_path / f"{comm.size} {len(x)} {comm.rank} {' '.join(map(str, x.tolist()))}").mkdir(exist_ok=True)
+        for _ in range(comm.size - 1):
+            received = comm.irecv(x[:0].clone(), (comm.rank - 1) % comm.size)
+            comm.isend(x[:0].clone(), (comm.rank + 1) % comm.size).wait()
+            received.wait()
+        time.sleep(0.5)
+        found = sorted(tmp_path.glob(f"{comm.size} {len(x)} *"), key=lambda path: int(path.name.split()[2]))
+        return torch.tensor([float(word) for path in found for word in path.name.split()[3:]])
+
+    assert "File too large" in judged(host, "02.2", by_files).text()
+    report = judged(host, "02.2", by_names_of_folders)
     assert report.points == 0
     assert report.results[0].mistake == "not-by-messages"
+
+
+def test_results_that_were_forged_or_make_no_sense_earn_nothing(host: RankHost):
+    def transport():
+        frame = sys._getframe(1)
+        while "transport" not in frame.f_locals or "job" not in frame.f_locals:
+            frame = frame.f_back
+        return frame.f_locals["transport"], frame.f_locals["job"]
+
+    def no_steps(*args):
+        """All is asked for as if a backward pass ran, and a list without a step returned."""
+        through, job = transport()
+        for comm_size, inputs in ((call[0], call[1]) for call in job["calls"]):
+            group = md.Comm(through, tuple(range(comm_size)), job["rank"])
+            group.all_reduce(torch.zeros(14), async_op=True)
+            for name in reversed(inputs["order"]):
+                through.ask(f"0 {name}")
+            through.line.say({"op": "returned", "value": []})
+            through.line.hear()
+
+    def by_another_name(comm, x):
+        through, _ = transport()
+        with through.given("reduce_scatter"):
+            return comm.all_reduce(x.clone())
+
+    def nonsense(name):
+        def say(comm, x):
+            transport()[0].line.say(
+                {"op": "collective", "id": 9, "name": name, "args": {"op": ["a"]}, "x": x, "at": ("", 0, "")}
+            )
+            time.sleep(1)
+
+        return say
+
+    for exercise, function in (
+        ("03.3", no_steps),
+        ("02.4", by_another_name),
+        ("02.2", nonsense(["x"])),
+        ("02.2", nonsense("all_reduce")),
+        ("03.4", lambda *args: None),
+    ):
+        assert judged(host, exercise, function).points == 0, exercise
+
+
+def test_who_sends_nothing_is_told_so(host: RankHost):
+    report = judged(host, "02.3", lambda comm, x: x[md.partition(len(x), comm.size)[comm.rank]].clone())
+    assert report.points == 0
+    assert report.results[0].mistake == "sends-nothing"
+    assert [row.split()[-4] for row in report.text().splitlines()[2:7]] == ["waits"] * 5
 
 
 def test_where_no_ranks_can_be_started_everything_is_blocked():

@@ -127,10 +127,23 @@ def test_what_is_not_allowed_is_a_shortcut():
 
 
 def test_a_given_function_may_what_the_learner_may_not():
-    world = relay(allowed=("isend",), given={"all_gather": b""})
-    assert world.receive(0, {**joins(1), "given": "all_gather"}) == []
+    world = relay(allowed=("isend",), given={"all_gather": b""}, given_calls={"all_gather": {"all_gather"}})
+    assert world.receive(0, {**joins(1, "all_gather"), "given": "all_gather"}) == []
     with pytest.raises(Wrong):  # nothing is given under this name
-        world.receive(1, {**joins(1), "given": "reduce_scatter"})
+        world.receive(1, {**joins(1, "all_gather"), "given": "reduce_scatter"})
+    with pytest.raises(Wrong):  # the given function does not make this call
+        world.receive(1, {**joins(1, "all_reduce"), "given": "all_gather"})
+
+
+def test_a_rank_is_told_once_what_came():
+    world = relay()
+    world.receive(0, isend(1, 1))
+    world.receive(1, irecv(1, 0))
+    assert len(world.receive(1, wait(1))) == 1
+    with pytest.raises(Damaged):
+        world.receive(1, wait(1))
+    with pytest.raises(Damaged):  # nor does its number come again
+        world.receive(1, irecv(1, 0))
 
 
 @pytest.mark.parametrize(

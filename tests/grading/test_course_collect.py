@@ -152,6 +152,32 @@ def test_a_damaged_zip_file_and_a_huge_submission_are_told(course: Course, monke
     assert set(got(course)) == {"kurt"}
 
 
+def test_one_submission_that_cannot_be_read_stops_nobody_else(course: Course):
+    one = archive(inbox(course, "ada.zip"), ("ps02.ipynb", "ada's"))
+    damaged = one.read_bytes().replace(b"ada's", b"adas?")  # its sum no longer fits
+    one.write_bytes(damaged)
+    archive(inbox(course, "all.zip"), ("ann/a", "1"), ("ann/a/b", "2"), ("kurt/ps02.ipynb", "kurt's"))
+    dated = archive(inbox(course, "leeds.zip"), ("ann-lee/ps02.ipynb", "leeds'"))
+    stamp = zipfile.ZipFile(dated).infolist()[0]
+    day = ((stamp.date_time[0] - 1980) << 9 | stamp.date_time[1] << 5 | stamp.date_time[2]).to_bytes(2, "little")
+    dated.write_bytes(dated.read_bytes().replace(day, b"\0\0"))  # a day that no calendar has
+    lines = collect(course, "ps02")
+    assert got(course) == {"ann-lee": {"ps02.ipynb": "leeds'"}, "kurt": {"ps02.ipynb": "kurt's"}}
+    for who in ("ada", "ann"):
+        assert any(line.startswith(f"{who}: could not be collected") for line in lines), lines
+
+
+def test_a_learners_zip_file_inside_that_of_the_learning_system(course: Course, tmp_path: Path):
+    inner = archive(tmp_path / "ps02.zip", ("ps02/ps02_collectives.ipynb", "ada's"))
+    inbox(course, "").mkdir(parents=True)
+    with zipfile.ZipFile(inbox(course, "moodle.zip"), "w") as outer:
+        outer.writestr("Ada Lovelace_100234_assignsubmission_file/ps02.zip", inner.read_bytes())
+        outer.writestr("kurt/notes.txt", "no notebook")
+    lines = collect(course, "ps02")
+    assert list(got(course)["ada"].values()) == ["ada's"]
+    assert "kurt: no notebook among notes.txt" in lines
+
+
 def test_a_path_that_is_not_there_is_told(course: Course):
     with pytest.raises(CourseError, match="does not exist"):
         collect(course, "ps02", [Path("nowhere.zip")])

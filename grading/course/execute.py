@@ -139,7 +139,6 @@ class SafeExecute(Execute):
             self.start_over()
         elif not failed and not utils.is_grade(cell):
             self.went_well.append(cell.source)
-        cell.outputs = [output if is_valid(output) else error_output(*INVALID) for output in cell.outputs]
         for output in cell.outputs:
             if output.output_type == "stream":
                 output.name = "stdout"  # a warning is no failure, and nbgrader would score it 0
@@ -153,7 +152,7 @@ class SafeExecute(Execute):
             return DIED
         except (CellTimeoutError, TimeoutError):
             return STUCK[0], STUCK[1].format(self.seconds_for(cell))
-        except Exception as error:  # what a kernel sends is in the learner's hands
+        except Exception as error:
             return UNREADABLE[0], UNREADABLE[1].format(type(error).__name__)
         return None
 
@@ -212,7 +211,11 @@ class SafeExecute(Execute):
             else:
                 msg["msg_type"] = msg["header"]["msg_type"] = "stream"
                 msg["content"] = {"name": "stdout", "text": f"{text[:room]}\n... the rest was cut by the grader ...\n"}
-        return super().output(outs, msg, display_id, cell_index)
+        try:
+            return super().output(outs, msg, display_id, cell_index)
+        except Exception:  # what a kernel sends is in the learner's hands
+            outs.append(error_output(*INVALID))
+            return None
 
 
 def _unpacked(replies: Any, names: list[str]) -> dict[str, bytes]:
@@ -230,15 +233,6 @@ def _unpacked(replies: Any, names: list[str]) -> dict[str, bytes]:
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             continue
     return found
-
-
-def is_valid(output: NotebookNode) -> bool:
-    """Whether a notebook with this output can be written."""
-    try:
-        nbformat.validate(output, ref="output", version=4, version_minor=5)
-    except nbformat.ValidationError:
-        return False
-    return True
 
 
 def untouched(notebook: NotebookNode, release: Path) -> bool:

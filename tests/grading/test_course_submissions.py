@@ -121,6 +121,17 @@ for pid in filter(str.isdigit, os.listdir("/proc")):  # also the process that it
     if int(pid) not in (1, os.getpid()):
         os.kill(int(pid), signal.SIGKILL)
 """
+SHOWS = """
+from IPython.display import display
+display({"text/plain": 5}, raw=True)  # no notebook can hold this
+"""
+SENDS = """
+kernel = get_ipython().kernel
+kernel.session.send(kernel.iopub_socket, "display_data", content={}, parent=kernel.get_parent())
+"""
+ANSWERS = """
+get_ipython().user_expressions = lambda wanted: [1]
+"""
 
 Edit = Callable[[NotebookNode], None]
 
@@ -233,6 +244,9 @@ NOTEBOOKS: dict[str, tuple[Edit, float, float, tuple[str, ...]]] = {
     "lost": (with_total(BAD_RANKS), 3, 0, ()),
     "deadlocks": (with_total(DEADLOCK), 3, 0, ()),
     "forged": (with_total(FORGED), 3, 0, ()),
+    "shows": (with_total(SHOWS + RIGHT_TOTAL), 3, 5, ()),
+    "sends": (with_total(SENDS + RIGHT_TOTAL), 3, 5, ()),
+    "answers": (with_total(ANSWERS + RIGHT_TOTAL), 3, 0, ()),
     "kills": (with_total(KILLS + RIGHT_TOTAL), 3, 5, ()),
 }  # fmt: skip
 FILES = {"renamed", "broken", "foreign", "helper", "linked", "folderless"}

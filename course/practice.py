@@ -1,9 +1,13 @@
-"""Assignments to practise with: an instructor's source without its solutions, as a notebook."""
+"""Assignments to practise with: an instructor's source without its solutions, as a notebook.
+
+They are not what a class hands in: that is what its instructor released. So their names differ.
+"""
 
 import re
 from pathlib import Path
 
 from course.build import LessonError, notebook_bytes
+from grading.course.settings import PRACTICE
 
 STUB = "# YOUR CODE HERE\nraise NotImplementedError()"
 _SOLUTION = re.compile(r"^( *)### BEGIN SOLUTION\n.*?^ *### END SOLUTION$", re.DOTALL | re.MULTILINE)
@@ -15,7 +19,7 @@ def practice_notebooks(sources: Path) -> dict[str, bytes]:
     found = {}
     for path in sorted(sources.glob("*.py")):
         text = without_solutions(path.read_text(encoding="utf-8"), path.name)
-        found[f"{path.stem}.ipynb"] = notebook_bytes(text, path.name)
+        found[f"{PRACTICE}{path.stem}.ipynb"] = notebook_bytes(text, path.name)
     return found
 
 

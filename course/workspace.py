@@ -34,6 +34,9 @@ was lies beside as `NAME.old.ipynb`.
 
 To start a lesson afresh, rename or delete its notebook here and run `make course` again.
 
+`practice_ps02_...` and its like are assignments to practise with. If you hand in to an instructor, work in the notebook
+that you were given for it, not in these: its exercises and questions may be others.
+
 What you answered and built is kept here too, in `.minidist/` and `answers-NN.txt`; no update touches that. Take the
 whole folder along when you move to another machine.
 

@@ -570,8 +570,8 @@ submit("02")
 # %% [markdown]
 # ## Where to go next
 #
-# - Exercises: `ps02_collectives.ipynb`, beside this notebook in `workspace/`: the ring from send and receive, that is a
-#   shift, the all-gather, the reduce-scatter, and the all-reduce from both.
+# - Exercises: `practice_ps02_collectives.ipynb`, beside this notebook in `workspace/`: the ring from send and receive,
+#   that is a shift, the all-gather, the reduce-scatter, and the all-reduce from both.
 # - The file, after that: `minidist/comm/algorithms.py`. Each function is a few lines of send and recv.
 # - Papers: Thakur, Rabenseifner and Gropp, *Optimization of Collective Communication Operations in MPICH*, 2005;
 #   Patarasuk and Yuan, *Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations*, 2009; Sergeev and Del

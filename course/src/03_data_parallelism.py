@@ -657,8 +657,8 @@ submit("03")
 # %% [markdown]
 # ## Where to go next
 #
-# - Exercises: `ps03_data_parallelism.ipynb`, beside this notebook in `workspace/`: the averaging built four times, naive,
-#   in buckets, overlapped, and with accumulation.
+# - Exercises: `practice_ps03_data_parallelism.ipynb`, beside this notebook in `workspace/`: the averaging built four
+#   times, naive, in buckets, overlapped, and with accumulation.
 # - The file, after that: `minidist/parallel/data.py`, all three versions in one place.
 # - Lab 03 (`labs/03_scaling`): scaling from one to eight ranks, on CPU or GPUs, with a plot of what you measured.
 # - Papers: Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, 2020,

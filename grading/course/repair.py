@@ -17,8 +17,13 @@ from nbformat.notebooknode import NotebookNode
 
 from grading.course.harmless import is_picture
 from grading.course.kernel import copy_files
+from grading.course.settings import PRACTICE
 
 LARGEST_NOTEBOOK = 50 << 20  # bytes
+UNMARKED = (
+    "no cell has the marks of the released notebook: it may be the public practice copy, or a tool dropped them. Cells "
+    "were told by their names and what they define; an instructor should see whether any was missed"
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ def find(folder: Path, name: str, *, single: bool) -> tuple[Path | None, str]:
     stem = Path(name).stem.lower()
     alike = [path for path in plain if stem in path.stem.lower()] or (plain if single and len(plain) == 1 else [])
     if alike:
-        newest = max(alike, key=lambda path: (path.stat().st_mtime, path.name))
+        newest = max(alike, key=lambda path: (not path.name.startswith(PRACTICE), path.stat().st_mtime, path.name))
         return newest, f"{_shown(newest.name)} was graded as {name}"
     return None, f"no notebook {name} was handed in; the empty one was graded"
 
@@ -100,8 +105,11 @@ def _whole(cell: Any) -> NotebookNode | None:
     source = cell.get("source", "")
     source = source if isinstance(source, str) else "".join(map(str, source))
     metadata = cell.get("metadata")
-    about = metadata.get("nbgrader") if isinstance(metadata, dict) else None  # all else is how it looks, and may be odd
-    whole = make(source=source, metadata=NotebookNode(nbgrader=about) if about else NotebookNode())
+    metadata = metadata if isinstance(metadata, dict) else {}
+    whole = make(source=source)
+    whole.metadata = NotebookNode({key: metadata[key] for key in ("nbgrader", "tags") if metadata.get(key)})
+    if isinstance(cell.get("id"), str) and re.fullmatch(r"[A-Za-z0-9_-]{1,64}", cell["id"]):
+        whole["id"] = cell["id"]
     pictures = cell.get("attachments")
     if make is not kinds["code"] and isinstance(pictures, dict) and all(map(_is_picture, pictures.values())):
         whole["attachments"] = pictures
@@ -120,10 +128,8 @@ def mend(notebook: NotebookNode | None, release: NotebookNode) -> Repaired:
     notes: list[str] = []
     cells: list[NotebookNode] = []
     seen: dict[str, int] = {}
-    there = {grade_id(cell) for cell in notebook.cells}
-    alike = {_likeness(cell): name for name, cell in known.items() if name not in there}
-    for cell in notebook.cells:
-        name = grade_id(cell) or alike.pop(_likeness(cell), "")
+    unmarked = known.keys().isdisjoint(map(grade_id, notebook.cells))
+    for cell, name in zip(notebook.cells, _recognised(notebook.cells, known), strict=True):
         cell.metadata = NotebookNode()  # tags could switch execution off
         if name in seen:
             notes.append(f"cell {name} was there more than once: the first counts, the others ran as ordinary cells")
@@ -135,6 +141,8 @@ def mend(notebook: NotebookNode | None, release: NotebookNode) -> Repaired:
     foreign = bool(known) and not seen
     if foreign:
         notes.append("this is not the notebook that was handed out: none of its cells are from the assignment")
+    elif unmarked and known:
+        notes.insert(0, UNMARKED)
     cells = _in_order(cells, list(seen.values()), list(known), notes)
     cells = _put_back(cells, release, set(seen), notes if not foreign else [])
     return Repaired(_finished(cells, release), tuple(dict.fromkeys(notes)), foreign)
@@ -147,10 +155,29 @@ def grade_id(cell: NotebookNode) -> str:
     return name if isinstance(name, str) else ""
 
 
-def _likeness(cell: NotebookNode) -> str:
-    """What tells a cell apart whose metadata a tool has dropped: the function it defines, else what it says."""
-    defined = re.match(r"(?:\s|#.*)*(?:def|class) (\w+)", cell.source)
-    return f"def {defined[1]}" if defined else f"{cell.cell_type} {' '.join(cell.source.split())}"
+def _recognised(cells: list[NotebookNode], known: dict[str, NotebookNode]) -> list[str]:
+    """What each cell is in the release, "" for none: by nbgrader's name, by id or tag, by what it says or defines."""
+    result = [name if (name := grade_id(cell)) in known else "" for cell in cells]
+    missing = {name: cell for name, cell in known.items() if name not in result}
+    for marks in (_labels, _likenesses):
+        wanted = {(cell.cell_type, mark): name for name, cell in missing.items() for mark in marks(cell)}
+        for place, cell in enumerate(cells):
+            fits = [wanted.get((cell.cell_type, mark), "") for mark in marks(cell)] if not result[place] else []
+            result[place] = next((name for name in fits if missing.pop(name, None)), result[place])
+    return result
+
+
+def _labels(cell: NotebookNode) -> set[str]:
+    """What a cell is called: the public practice copies have the release's names as ids and tags."""
+    tags = cell.metadata.get("tags")
+    tags = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
+    return {cell.get("id", ""), grade_id(cell), *tags} - {""}
+
+
+def _likenesses(cell: NotebookNode) -> set[str]:
+    """What tells a cell apart without a name: what it says, and the functions it defines."""
+    defined = re.findall(r"^(?:def|class) (\w+)", cell.source, flags=re.MULTILINE) if cell.cell_type == "code" else []
+    return {" ".join(cell.source.split()), *(f"def {name}" for name in defined)} - {""}
 
 
 def _ours(cell: NotebookNode, original: NotebookNode) -> tuple[NotebookNode, str]:
@@ -197,7 +224,7 @@ def _finished(cells: list[NotebookNode], release: NotebookNode) -> NotebookNode:
     taken: set[str] = set()
     for number, cell in enumerate(cells):
         if not cell.get("id") or cell["id"] in taken:
-            cell["id"] = f"cell-{number}"
+            cell["id"] = next(name for more in range(len(cells)) if (name := f"cell-{number + more}") not in taken)
         taken.add(cell["id"])
         if cell.cell_type == "code":
             cell["outputs"], cell["execution_count"] = [], None

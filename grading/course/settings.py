@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 PUBLIC = Path(__file__).resolve().parents[1]  # grading/: what everyone can read, answers included
+PRACTICE = "practice_"  # in front of an assignment's name: a public copy to practise with, which nobody hands in
 
 
 class CourseError(Exception):

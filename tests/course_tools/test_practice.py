@@ -40,9 +40,9 @@ def test_half_a_mark_is_told(line: str):
 
 def test_the_assignments_are_handed_out_without_a_line_of_their_solutions():
     made = practice_notebooks(ASSIGNMENTS)
-    assert list(made) == ["ps02_collectives.ipynb", "ps03_data_parallelism.ipynb"]
+    assert list(made) == ["practice_ps02_collectives.ipynb", "practice_ps03_data_parallelism.ipynb"]
     for path in ASSIGNMENTS.glob("*.py"):
-        cells = ["".join(cell["source"]) for cell in json.loads(made[f"{path.stem}.ipynb"])["cells"]]
+        cells = ["".join(cell["source"]) for cell in json.loads(made[f"practice_{path.stem}.ipynb"])["cells"]]
         source = path.read_text(encoding="utf-8")
         holes = re.findall(r"### BEGIN SOLUTION\n(.*?)### END SOLUTION", source, flags=re.DOTALL)
         assert sum("# YOUR CODE HERE" in cell for cell in cells) == len(holes) == 4

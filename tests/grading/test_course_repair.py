@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 from pathlib import Path
 
 import nbformat
@@ -10,7 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nbformat.notebooknode import NotebookNode
 
-from grading.course.repair import find, grade_id, mend, read, repair
+from course.files import ASSIGNMENTS
+from course.practice import practice_notebooks
+from grading.course.repair import UNMARKED, find, grade_id, mend, read, repair
+from grading.course.source import notebook as notebook_of
 
 
 def cell(name: str, source: str, kind: str = "code", **flags: object) -> NotebookNode:
@@ -38,6 +42,15 @@ def names(notebook: NotebookNode) -> list[str]:
 
 def source(notebook: NotebookNode, name: str) -> str:
     return next(cell.source for cell in notebook.cells if grade_id(cell) == name)
+
+
+def read_again(notebook: NotebookNode) -> NotebookNode:
+    """The notebook as repair reads it from a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "hw.ipynb").write_text(json.dumps(notebook), encoding="utf-8")
+        found, _ = read(Path(folder) / "hw.ipynb")
+    assert found is not None
+    return found
 
 
 def test_an_untouched_notebook_stays_and_nothing_is_noted():
@@ -96,6 +109,49 @@ def test_cells_whose_metadata_a_tool_dropped_are_known_by_what_they_say():
     assert names(repaired.notebook) == ["setup", "f", "check-f", "why"]
 
 
+def test_the_public_practice_copy_is_graded_as_far_as_it_can_be_and_told():
+    original = notebook_of(ASSIGNMENTS / "ps02_collectives.py", lambda *_: 1.0)
+    practice = nbformat.reads(practice_notebooks(ASSIGNMENTS)["practice_ps02_collectives.ipynb"].decode(), as_version=4)
+    for each in practice.cells:
+        if each.source.startswith("def shift"):
+            each.source = "import time\n\n\ndef shift(comm, x):\n    return x"
+        if each.id == "in-words":
+            each.source = "Because."
+        each.source = each.source.replace('submit("02")', 'submit("02", "t1.x")')
+    practice.cells.insert(3, nbformat.v4.new_code_cell("mine = 1", id="cell-5"))
+    practice.cells[3].metadata["tags"] = ["a,b", 7]  # what no notebook should hold
+    repaired = mend(read_again(practice), original)
+    assert names(repaired.notebook) == names(original)
+    assert "return x" in source(repaired.notebook, "shift")
+    assert source(repaired.notebook, "in-words") == "Because."
+    assert sum("mine = 1" in cell.source or "t1.x" in cell.source for cell in repaired.notebook.cells) == 2
+    assert repaired.notes == (UNMARKED, "cell test-02 was missing and was put back")
+    nbformat.validate(repaired.notebook)
+    same = nbformat.from_dict(original)
+    del next(cell for cell in same.cells if grade_id(cell) == "shift").metadata["nbgrader"]  # one of several is no sign
+    assert mend(same, original).notes == ()
+
+
+def test_a_cell_is_known_by_its_name_before_what_it_defines():
+    notebook = release()
+    for each in notebook.cells:
+        each["id"], each.metadata = grade_id(each) or "x", NotebookNode()
+    notebook.cells[2].source = "def f(x):\n    return 2"
+    notebook.cells.insert(1, nbformat.v4.new_code_cell("def f(x):\n    return 1"))
+    notebook.cells[5].source, notebook.cells[5]["id"] = "Mine.", "0123"
+    notebook.cells[5].metadata["tags"] = ["why", "by-hand"]
+    repaired = mend(notebook, release()).notebook
+    assert source(repaired, "f") == "def f(x):\n    return 2"
+    assert source(repaired, "why") == "Mine."
+
+
+def test_ids_that_are_there_twice_become_ones_that_are_free():
+    notebook = release()
+    notebook.cells[:0] = [nbformat.v4.new_code_cell(str(n), id="cell-1") for n in range(2)]
+    cells = mend(notebook, release()).notebook.cells
+    assert len({cell.id for cell in cells}) == len(cells)
+
+
 def test_a_foreign_notebook_is_called_one():
     other = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 + 1")])
     repaired = mend(other, release())
@@ -149,6 +205,16 @@ def test_an_old_notebook_is_read(tmp_path: Path):
     assert source(mend(notebook, release()).notebook, "f") == "def f(x):\n    return 7"
 
 
+def mended_name(folder: Path, beside: str) -> str:
+    """Which notebook is taken for hw.ipynb while a newer one of this name lies beside it."""
+    nbformat.write(release(), folder / beside)
+    later = (folder / beside).stat().st_mtime + 10
+    os.utime(folder / beside, (later, later))
+    path, _ = find(folder, "hw.ipynb", single=True)
+    (folder / beside).unlink()
+    return path.name if path else ""
+
+
 def test_a_renamed_notebook_is_found_and_links_are_not_followed(tmp_path: Path):
     (tmp_path / "secret.txt").write_text("the roster")
     folder = tmp_path / "in"
@@ -156,6 +222,7 @@ def test_a_renamed_notebook_is_found_and_links_are_not_followed(tmp_path: Path):
     os.symlink(tmp_path / "secret.txt", folder / "hw.ipynb")
     nbformat.write(release(), folder / "HW (3)<b>.ipynb")
     os.symlink(tmp_path / "secret.txt", folder / "data.txt")
+    assert mended_name(folder, "practice_hw.ipynb") == "HW (3)<b>.ipynb"  # newer, but not what was released
     path, note = find(folder, "hw.ipynb", single=True)
     assert path == folder / "HW (3)<b>.ipynb"
     assert note == "HW (3)?b?.ipynb was graded as hw.ipynb"

@@ -34,6 +34,7 @@ class Unsealed:
     title: str
     concepts: tuple[str, ...]
     questions: dict[str, Question]
+    edition: str
 
     def ids(self, use: str | None = None) -> tuple[str, ...]:
         return tuple(name for name, question in self.questions.items() if use in (None, question.use))
@@ -133,14 +134,16 @@ def _read(path: Path, _changed: int) -> Sealed:
 def _own() -> dict[str, Unsealed]:
     """The repository's own questions, by module. Raises ShelfError."""
     try:
-        written = Bank.load().modules
+        written = Bank.load()
     except QuestionError as error:
         raise ShelfError(
             f"There are no questions at or above {Path.cwd()}, and the repository's own cannot be read:\n{error}"
         ) from error
     return {
-        number: Unsealed(number, one.title, one.concepts, {question.id: question for question in one.questions})
-        for number, one in written.items()
+        number: Unsealed(
+            number, one.title, one.concepts, {question.id: question for question in one.questions}, written.edition
+        )
+        for number, one in written.modules.items()
     }
 
 

@@ -358,9 +358,8 @@ viz.curves(
 #
 # Few steps or few bytes: it depends on the size. To see it without the noise of eight ranks on a few cores, the next
 # runs are **paced**: tensors are really sent, and each message also takes the time that it would take on the cluster
-# described here, by sleeping. The link is slow on purpose, so that its times outweigh those of this computer. What the
-# computer itself needs comes on top: a measured point lies above its line by that much, and by more if the computer is
-# busy with other things, or sleeps longer than it was told to.
+# described here, by sleeping. The link is slow on purpose. This computer's own times come on top: the busier it is, the
+# higher the measured points lie above their lines.
 
 # %% tags=["paced-cluster"]
 SLOW = md.Link(alpha_s=10e-3, bytes_per_s=8e6)

@@ -36,12 +36,14 @@ def quiz(module: str, answers: Mapping[int, Any] | None = None, again: bool = Fa
     answers: in the text form, question number -> answer as typed, such as {1: "b", 2: 1.5e6}.
     """
     try:
-        test = open_test(module, again)
+        test = open_test(text.in_full(module), again)
     except shelf.ShelfError as error:
         print(error)
         return
     if test.submitted and not test.open:
-        print(f'Submitted: {attempts(test.submitted)}. For a retake with new numbers: quiz("{module}", again=True).')
+        print(
+            f'Submitted: {attempts(test.submitted)}. For a retake with new numbers: quiz("{test.module}", again=True).'
+        )
         return
     if answers is not None:
         _answer_in_text(test, answers)
@@ -139,7 +141,8 @@ def _widget(test: Test) -> Any:
             tally()
 
         controls.on_change(guarded(status, keep))
-        blocks += [marked(Pane(f"**{place}.** {asked.drawn.stem}").widget, "next"), controls.box, status.widget]
+        stem = marked(Pane(f"**{place}.** {shelf.linked(asked.drawn)}").widget, "stem", "next")
+        blocks += [stem, controls.box, status.widget]
     tally()
     return frame(Pane(_head(test)).widget, *blocks, count.widget)
 

@@ -192,16 +192,12 @@ def test_a_submitted_test_is_in_the_saved_notebook_and_survives_a_restart(lab: A
     assert lab.source("submit") == cell.source
 
 
-OUTPUT = "return arguments[0].querySelector('.jp-Cell-outputArea')?.innerText ?? '';"
-
-
 def test_a_reopened_lesson_says_how_to_see_its_cards_again(lab: Any):
     lab.restart()  # the widgets are gone
     lab.open(f"workspace/{LESSON}.ipynb")
     for tag in (CARD, "predict-wait", "quiz"):
-        said = lambda tag=tag: lab.js(OUTPUT, lab.node(tag))
-        lab.wait(lambda said=said: said().startswith("What you answered is kept."), f"what {tag} says")
-        assert "not found" not in said()
+        lab.wait(lambda tag=tag: lab.said(tag).startswith("What you answered is kept."), f"what {tag} says")
+        assert "not found" not in lab.said(tag)
     lab.cell(CARD)
     lab.shot("reopened")
     lab.run("setup")

@@ -328,14 +328,19 @@ def groups_of(pieces: Sequence[Piece], options: Mapping[str, dict[str, Any]]) ->
 @contextmanager
 def in_master_dtype(pieces: Sequence[Piece]) -> Iterator[None]:
     """Inside, gradients have their piece's dtype, which optimizers want."""
-    narrow = {piece.tensor: piece.tensor.grad for piece in pieces if piece.tensor.dtype != piece.tensor.grad_dtype}
+    tensors = [piece.tensor for piece in pieces if piece.tensor.dtype != piece.tensor.grad_dtype]
+    narrow = {tensor: tensor.grad for tensor in tensors}
+    kept = {tensor: tensor.grad_dtype for tensor in tensors}
     for tensor, grad in narrow.items():
-        tensor.grad_dtype = tensor.dtype
-        tensor.grad = None if grad is None else grad.to(tensor.dtype)
+        _set_grad(tensor, None if grad is None else grad.to(tensor.dtype), tensor.dtype)
     try:
         yield
     finally:
         for tensor, grad in narrow.items():
-            tensor.grad = None
-            tensor.grad_dtype = grad.dtype if grad is not None else tensor.grad_dtype
-            tensor.grad = grad
+            _set_grad(tensor, grad, kept[tensor])
+
+
+def _set_grad(tensor: nn.Parameter, grad: Tensor | None, dtype: torch.dtype | None) -> None:
+    tensor.grad = None
+    tensor.grad_dtype = dtype
+    tensor.grad = grad

@@ -208,16 +208,26 @@ class Flat:
         self.waiting = set(range(len(self.parameters))) if self.trained else set()
 
     def deliver(self, index: int) -> None:
-        """Add the parameter's gradient, divided by the number of ranks, to the flat tensor, and take it away there."""
-        parameter, scale = self.parameters[index], 1 / self.setting.ranks
-        grad, parameter.grad = parameter.grad, None
-        assert grad is not None
+        """Autograd has this parameter's gradient. It is taken over now, where flat gradients rest in memory anyway.
+
+        Else it stays where it is until all are there: there is less memory in use at the end of a layer's backward pass
+        than at its beginning.
+        """
         if index not in self.waiting:
             raise RuntimeError(
                 f"{self.names[index]}: a second gradient in one backward pass, and the first may be on its way. "
                 "If that comes from activation checkpointing, pass use_reentrant=False"
             )
         self.waiting.remove(index)
+        if self.setting.rest.grads == Partial():
+            self.take_over(index)
+
+    def take_over(self, index: int) -> None:
+        """Add the parameter's gradient, divided by the number of ranks, to the flat tensor, and take it away there."""
+        parameter, scale = self.parameters[index], 1 / self.setting.ranks
+        grad, parameter.grad = parameter.grad, None
+        if grad is None:
+            return
         if grad.layout is not torch.strided:
             raise TypeError(
                 f"{self.names[index]} has a sparse gradient, which has no slices: build its embedding with sparse=False"
@@ -252,6 +262,8 @@ class Flat:
         if not self.trained:
             return
         grads = self.open_grads()
+        for index in range(len(self.parameters)):
+            self.take_over(index)
         for index in set(range(len(self.parameters))) - self.used:
             self.grad_views[index].fill_(UNUSED)
         self.waiting = set()

@@ -124,11 +124,12 @@ def with_fault(owner, name, wrong, stage=3, micro=1):
 
 
 def no_division(right):
-    def deliver(flat, index):
-        flat.parameters[index].grad.mul_(flat.setting.ranks)
+    def take_over(flat, index):
+        if flat.parameters[index].grad is not None:
+            flat.parameters[index].grad.mul_(flat.setting.ranks)
         right(flat, index)
 
-    return deliver
+    return take_over
 
 
 def first_micro_batch_lost(right):
@@ -154,7 +155,7 @@ def never_updated(right):
 
 
 FAULTS = {
-    "no division": with_fault(Flat, "deliver", no_division),
+    "no division": with_fault(Flat, "take_over", no_division),
     "first micro-batch lost": with_fault(Flat, "finish_reduce", first_micro_batch_lost, micro=2),
     "slices off by one": with_fault(Flat, "hand_out", shifted),
     "not gathered after the step": with_fault(Flat, "start_update", never_updated, stage=2),

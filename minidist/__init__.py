@@ -1,5 +1,6 @@
 """minidist: how one model is trained across many chips, small enough to read in a weekend."""
 
+from minidist import autograd as autograd
 from minidist.comm import algorithms as algorithms
 from minidist.comm.checked import CommMismatch as CommMismatch
 from minidist.comm.comm import Comm as Comm

@@ -47,6 +47,18 @@ class _Pair(torch.autograd.Function):
         return ctx.back(grad), None, None
 
 
+class _ReduceInto(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, comm: Comm) -> Tensor:
+        ctx.mark_dirty(x)
+        return comm.all_reduce(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return grad, None
+
+
 def copy(x: Tensor, comm: Comm) -> Tensor:
     """x itself; its gradient is the sum of the ranks' gradients. x: alike on all ranks, which then differ."""
     return _Pair.apply(x, _same, lambda grad: _all_reduce(grad, comm))
@@ -55,6 +67,11 @@ def copy(x: Tensor, comm: Comm) -> Tensor:
 def reduce(x: Tensor, comm: Comm) -> Tensor:
     """The sum of x over the ranks; every rank's x has the sum's gradient. x: this rank's term."""
     return _Pair.apply(x, lambda x: _all_reduce(x, comm), _same)
+
+
+def reduce_(x: Tensor, comm: Comm) -> Tensor:
+    """`reduce` into x: for an x that nobody needs any more, such as a matrix product's result."""
+    return _ReduceInto.apply(x, comm)
 
 
 def gather(x: Tensor, comm: Comm, dim: int = 0, differ: bool = False, length: int | None = None) -> Tensor:

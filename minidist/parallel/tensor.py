@@ -1,99 +1,60 @@
 """Tensor parallelism: the ranks hold slices of each layer's matrices, and compute with them on the same tokens.
 
-A *region* begins where a tensor enters column-parallel layers and ends behind a row-parallel one. Inside, each rank has
-its share of the columns: of heads in attention, of hidden numbers in the feed-forward pair. Between regions all ranks
-have the same tensor. y = (x A) B with A cut by columns and B by rows is a sum over the ranks, so one all-reduce a
-region is needed going forward, at its end, and one going back, at its beginning:
+y = (x A) B with A cut by columns and B by rows is a sum over the ranks: each computes a term from its share of the
+columns (of heads in attention, of hidden numbers in the feed-forward pair), and no number is needed from the others in
+between. So a layer's two such regions take an all-reduce each going forward, at the end, and one each going back, at
+the beginning:
 
-    x: [B, S, D]    A: [D, F/tp]    x A: [B, S, F/tp]    B: [F/tp, D]    x A B: [B, S, D] {+tp}  -all-reduce->  [B, S, D]
+    x: [B, S, D]   A: [D, F/tp]   x A: [B, S, F/tp]   B: [F/tp, D]   x A B: [B, S, D] {+tp}  -all-reduce->  [B, S, D]
 
-With `sequence=True` the same plan has other boundaries. Between regions each rank has t = T/tp of the T = B S tokens:
+With `sequence=True` the same plan has other borders. Between regions a rank has its T/tp of the T = B S tokens, flat:
 
     x: [T/tp, D]  -all-gather->  [B, S, D]  ...  [B, S, D] {+tp}  -reduce-scatter->  [T/tp, D]
 
-which moves the same bytes, and norms, dropouts and what they save for the backward pass are a tp-th.
+These are the same bytes (`md.cost.tensor_parallel_layer`), and norms, dropouts and what they keep for the backward pass
+shrink to a tp-th.
 
-The model is plain torch and knows nothing of this. A plan says, for the names of its modules, which role each has.
+The model is plain torch and knows nothing of this. A plan (`minidist.roles`) says which module has which role; the
+module is then converted in place, into the layers of `minidist.sharded`.
 
 Sources: Shoeybi et al., Megatron-LM (arXiv 1909.08053); Korthikanti et al., Reducing Activation Recomputation in Large
 Transformer Models (arXiv 2205.05198), 4.2.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minidist import autograd
 from minidist.comm.comm import Comm
 from minidist.comm.partition import lengths, partition
-from minidist.entry import Entry
 from minidist.models.gpt import GPT, GPTConfig
+from minidist.placement import Replicate, Shard, place, placement_of, redistribute
 from minidist.replicas import broadcast_tensors, check_same_module
-
-# ---- the plan: which role a module has -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Enter:
-    """A module whose first argument enters a region, once for all column-parallel layers in it."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """nn.Linear with its outputs cut, by whole heads if it has some: W [D, F/tp].
-
-    repeat: with more ranks than heads, ranks may hold the same head (keys and values that several queries share).
-    """
-
-    heads: int | None = None
-    repeat: bool = False
-
-
-@dataclass(frozen=True)
-class Row:
-    """nn.Linear with its inputs cut: W [F/tp, D]. Its output is summed over the ranks; a bias is added once."""
-
-
-@dataclass(frozen=True)
-class Vocab:
-    """nn.Embedding with its rows cut, or the nn.Linear that ends in logits: [V/tp, D].
-
-    Where tp does not divide V the last ranks have fewer rows, and the logits they lack are -inf.
-    """
-
-
-@dataclass(frozen=True)
-class Between:
-    """A norm or dropout between regions. With sequence parallelism it sees this rank's tokens only."""
-
-
-@dataclass(frozen=True)
-class Inside:
-    """A dropout inside a region, on this rank's slice, along dim, of a larger tensor."""
-
-    dim: int = -1
-
-
-Role = Enter | Column | Row | Vocab | Between | Inside
-Plan = Mapping[str, Role]
+from minidist.roles import Between, Column, Enter, Inside, Plan, Role, Row, Vocab, around, check_plan, copies, match
+from minidist.sharded import (
+    Border,
+    ColumnLinear,
+    Region,
+    RowLinear,
+    SliceDropout,
+    TokenDropout,
+    VocabEmbedding,
+    become,
+)
 
 
 def gpt_plan(config: GPTConfig) -> Plan:
-    """The plan of `GPT`: a star stands for any one part of a module's name."""
-    kv = Column(heads=config.query_groups, repeat=True)
+    """The plan of `GPT`."""
+    shared = Column(heads=config.query_groups, repeat=True)
     return {
         "embed": Vocab(),
         "blocks.*.attn_norm": Between(),
         "blocks.*.attn": Enter(),
         "blocks.*.attn.q": Column(heads=config.heads),
-        "blocks.*.attn.k": kv,
-        "blocks.*.attn.v": kv,
+        "blocks.*.attn.k": shared,
+        "blocks.*.attn.v": shared,
         "blocks.*.attn.out": Row(),
         "blocks.*.mlp_norm": Between(),
         "blocks.*.mlp": Enter(),
@@ -107,154 +68,211 @@ def gpt_plan(config: GPTConfig) -> Plan:
 
 
 def tensor_parallel(
-    module: nn.Module, comm: Comm, plan: Plan | None = None, sequence: bool = False, seed: int | None = None
-) -> nn.Module:
-    """Cut `module` over the ranks of comm, in place, and return it. Collective: every rank passes the whole module.
+    module: nn.Module,
+    comm: Comm,
+    plan: Plan | None = None,
+    sequence: bool = False,
+    seed: int | None = None,
+    axis: str = "tp",
+) -> Any:
+    """Cut `module` over the ranks of comm, in place, and return it. Every rank passes the whole module.
 
-    ...
+        model = md.tensor_parallel(md.GPT(config), mesh["tp"])
+        logits = model(tokens)                                                  # [B, S, V/tp]
+        md.token_loss(logits, targets, mesh["dp"], tp=mesh["tp"]).backward()
+
+    All ranks of comm must get the same batches. Ranks that get others are another axis, averaged over by wrapping the
+    result in DataParallel. Make the optimizer afterwards: the parameters are new ones.
+
+    plan: names of modules (a star for any one part) -> roles; None: `gpt_plan`. A module without a role computes the
+    same on all ranks. sequence: between regions each rank has its part of the tokens, flat, [t, D]. seed: of what is
+    random in forward passes. Dropout drops what it would in one process seeded so, whatever the number of ranks, and
+    something else in each other replica. None: `torch.initial_seed()` of comm's first rank. axis: the name under which
+    the parameters note their placements.
+
+    Weights and buffers become those of comm's first rank. Raises, before anything is sent, ValueError or TypeError for
+    a plan that does not fit the module and for sizes that cannot be cut; RuntimeError, on all ranks, if their modules
+    differ.
     """
     if plan is None:
         if not isinstance(module, GPT):
-            raise ValueError("...")
+            raise ValueError(f"there is a plan for GPT only: pass plan= for {type(module).__name__}")
         plan = gpt_plan(module.config)
-    named = dict(module.named_modules())
-    roles = {name: role for pattern, role in plan.items() for name in named if _matches(name, pattern)}
-    border = Border(comm, sequence)
+    roles = match(plan, module)
+    check_plan(roles, module, comm.size, sequence)
     check_same_module(module, comm)
     broadcast_tensors([*module.parameters(), *module.buffers()], comm)
-    cutter = {}
-    def cut(layer, attr, dim, parts):
-        p = getattr(layer, attr)
-        if p is None: return
-        if p not in cutter:
-            part = parts
-            new = nn.Parameter(p.detach().narrow(dim, part.start, part.stop-part.start).clone(), p.requires_grad)
-            cutter[p] = new
-        setattr(layer, attr, cutter[p])
-    regions = {}
+
+    border = Border(comm, sequence, axis)
+    _cut_parameters(roles, module, border)
+    _open_regions(roles, module, border)
     for name, role in roles.items():
-        if isinstance(role, Enter):
-            regions[name] = Region(border, named[name])
-    for name, role in roles.items():
-        layer = named[name]
-        if isinstance(role, (Column, Vocab)) and isinstance(layer, nn.Linear):
-            above = [r for r in regions if name.startswith(r + ".")]
-            region = regions[max(above, key=len)] if above else Region(border)
-            shared = None
-            if isinstance(role, Column):
-                n = role.heads or layer.out_features
-                if role.repeat and n < comm.size:
-                    copies = comm.size // n
-                    shared = comm.subgroups([list(range(i*copies, (i+1)*copies)) for i in range(n)], name="shared heads")
-                    k = layer.out_features // n
-                    i = comm.rank // copies
-                    part = slice(i*k, (i+1)*k)
-                else:
-                    part = partition(layer.out_features, comm.size)[comm.rank]
-                layer.__class__ = ColumnLinear
-            else:
-                part = partition(layer.out_features, comm.size)[comm.rank]
-                layer.missing = lengths(layer.out_features, comm.size)[0] - (part.stop-part.start)
-                layer.__class__ = VocabLinear
-            layer.region = region
-            layer.number = region.add(layer, shared)
-            cut(layer, "weight", 0, part)
-            cut(layer, "bias", 0, part)
-            layer.out_features = len(layer.weight)
-        elif isinstance(role, Row):
-            part = partition(layer.in_features, comm.size)[comm.rank]
-            cut(layer, "weight", 1, part)
-            layer.in_features = layer.weight.shape[1]
-            layer.border = border
-            layer.__class__ = RowLinear
-            if sequence and layer.bias is not None:
-                border.share(layer.bias)
-        elif isinstance(role, Vocab):
-            layer.rows = partition(layer.num_embeddings, comm.size)[comm.rank]
-            cut(layer, "weight", 0, layer.rows)
-            layer.border = border
-            layer.__class__ = VocabEmbedding
-        elif isinstance(role, Between) and sequence:
-            if isinstance(layer, nn.Dropout):
-                layer.border = border
-                layer.__class__ = TokenDropout
-            for p in layer.parameters():
-                border.share(p)
+        _convert(module.get_submodule(name), role, border)
+    _share_randomness(module, border, seed)
     return module
 
-def _matches(name, pattern):
-    a, b = name.split("."), pattern.split(".")
-    return len(a) == len(b) and all(y in (x, "*") for x, y in zip(a, b))
 
-class Border:
-    def __init__(self, comm, sequence):
-        self.comm, self.sequence, self.shape = comm, sequence, None
-    def leave(self, x):
-        if not self.sequence:
-            return autograd.reduce(x, self.comm)
-        self.shape = x.shape[:-1]
-        return autograd.reduce_scatter(x.flatten(0, -2), self.comm)
-    def entered(self, x):
-        if not self.sequence:
-            return None
-        if self.shape is None:
-            return (sum(self.comm.lengths(len(x))),)
-        return tuple(self.shape)
-    def share(self, p):
-        def hook(grad):
-            with self.comm.recorder.label("norm gradients"):
-                return self.comm.all_reduce(grad.clone())
-        p.register_hook(hook)
+# ---- its steps -------------------------------------------------------------------------------------------------------
 
-class Region:
-    def __init__(self, border, module=None):
-        self.border, self.layers, self.shared, self.open = border, [], [], None
-        if module is not None:
-            module.register_forward_pre_hook(self._enter)
-            module.register_forward_hook(self._exit, always_call=True)
-    def add(self, layer, shared):
-        self.layers.append(layer)
-        self.shared.append(shared)
-        return len(self.layers) - 1
-    def _enter(self, module, args):
-        x = args[0]
-        entry = Entry(self.border.comm, self.border.entered(x), self.shared)
-        self.open = entry, entry.enter(x, [l.weight for l in self.layers]), x
-        return self.open[1], *args[1:]
-    def _exit(self, *_):
-        self.open = None
-    def product(self, layer, x):
-        if self.open is not None and x is self.open[1]:
-            entry, whole, entered = self.open
-            return entry.product(layer.number, whole, entered, layer.weight)
-        shape = self.border.entered(x) if self.open is None else None
-        entry = Entry(self.border.comm, shape, [self.shared[layer.number]])
-        return entry.product(0, entry.enter(x, [layer.weight]), x, layer.weight)
 
-class ColumnLinear(nn.Linear):
-    def forward(self, x):
-        out = self.region.product(self, x)
-        return out if self.bias is None else out + self.bias
+def _cut_parameters(roles: Mapping[str, Role], module: nn.Module, border: Border) -> None:
+    """Replace every parameter that a role cuts by this rank's slice of it; one that two layers share, once."""
+    cut: dict[nn.Parameter, nn.Parameter] = {}
+    for name, role in roles.items():
+        layer = module.get_submodule(name)
+        for key, parameter in list(layer.named_parameters(recurse=False)):
+            placement = _placement(role, key, border.comm.size)
+            if placement is None:
+                continue
+            if parameter not in cut:
+                mine = redistribute(parameter.detach(), Replicate(), placement, border.comm)
+                cut[parameter] = nn.Parameter(mine, requires_grad=parameter.requires_grad)
+                place(cut[parameter], border.axis, placement)
+            setattr(layer, key, cut[parameter])
 
-class VocabLinear(ColumnLinear):
-    def forward(self, x):
-        out = super().forward(x)
-        return F.pad(out, (0, self.missing), value=-torch.inf) if self.missing else out
 
-class RowLinear(nn.Linear):
-    def forward(self, x):
-        out = self.border.leave(F.linear(x, self.weight))
-        return out if self.bias is None else out + self.bias
+def _placement(role: Role, key: str, ranks: int) -> Shard | None:
+    """How a role cuts the parameter `key` of its layer. nn.Linear holds W', so columns are dim 0 and rows dim 1."""
+    if isinstance(role, Row):
+        return Shard(1) if key == "weight" else None
+    return Shard(0, copies(role, ranks)) if isinstance(role, Column | Vocab) else None
 
-class VocabEmbedding(nn.Embedding):
-    def forward(self, tokens):
-        away = (tokens < self.rows.start) | (tokens >= self.rows.stop)
-        rows = F.embedding((tokens - self.rows.start).masked_fill(away, 0), self.weight)
-        return self.border.leave(rows.masked_fill(away[..., None], 0))
 
-class TokenDropout(nn.Dropout):
-    def forward(self, x):
-        if not self.training or self.p == 0: return x
-        shape = self.border.shape
-        mask = F.dropout(torch.ones(*shape, x.shape[-1], dtype=x.dtype), self.p).flatten(0, -2)
-        return x * mask[partition(len(mask), self.border.comm.size)[self.border.comm.rank]]
+def _column(role: Role, layer: nn.Module) -> bool:
+    return isinstance(role, Column | Vocab) and isinstance(layer, nn.Linear)
+
+
+def _open_regions(roles: Mapping[str, Role], module: nn.Module, border: Border) -> None:
+    """Give each column-parallel layer the region that it is in; one that is in none is a region of its own."""
+    named = dict(module.named_modules())
+    entered = {name: Region(border, named[name]) for name, role in roles.items() if isinstance(role, Enter)}
+    holders: dict[int, Comm | None] = {1: None}
+    for name, role in roles.items():
+        if _column(role, named[name]):
+            held = copies(role, border.comm.size)
+            if held not in holders:
+                holders[held] = _holders(border.comm, held)
+            outer = around(name, roles)
+            region = Region(border) if outer is None else entered[outer]
+            become(named[name], ColumnLinear, region=region, number=region.add(named[name], holders[held]))
+
+
+def _holders(comm: Comm, copies: int) -> Comm | None:
+    """The Comm of the ranks that hold the same slice as this one."""
+    return comm.subgroups([range(first, first + copies) for first in range(0, comm.size, copies)], name="shared heads")
+
+
+def _convert(layer: nn.Module, role: Role, border: Border) -> None:
+    """Make it the sharded kind of layer."""
+    ranks, rank = border.comm.size, border.comm.rank
+    if isinstance(layer, ColumnLinear):
+        missing = lengths(layer.out_features, ranks)[0] - len(layer.weight) if isinstance(role, Vocab) else 0
+        become(layer, ColumnLinear, out_features=len(layer.weight), missing=missing)
+    elif isinstance(layer, nn.Linear) and isinstance(role, Row):
+        become(layer, RowLinear, in_features=layer.weight.shape[1], border=border)
+        if border.sequence and layer.bias is not None:
+            border.sum_grad(layer.bias, "row bias")
+    elif isinstance(layer, nn.Embedding):
+        words, rows = layer.num_embeddings, partition(layer.num_embeddings, ranks)[rank]
+        become(layer, VocabEmbedding, border=border, rows=rows, words=words, num_embeddings=len(layer.weight))
+    elif isinstance(role, Inside) or (isinstance(role, Between) and border.sequence):
+        if isinstance(layer, nn.Dropout):
+            kind = SliceDropout if isinstance(role, Inside) else TokenDropout
+            become(layer, kind, border=border, dim=getattr(role, "dim", 0))
+        for parameter in layer.parameters():
+            border.sum_grad(parameter, "norm gradients")
+
+
+# ---- random numbers --------------------------------------------------------------------------------------------------
+
+
+def replica_number(ranks: Sequence[int]) -> int:
+    """Which of a mesh's groups along one axis this is, by its world ranks.
+
+    >>> [replica_number(ranks) for ranks in ((0, 1), (2, 3), (4, 5))], [replica_number(r) for r in ((0, 2), (1, 3))]
+    ([0, 1, 2], [0, 1])
+    """
+    stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+    block, offset = divmod(ranks[0], stride * len(ranks))
+    return block * stride + offset
+
+
+def _share_randomness(module: nn.Module, border: Border, seed: int | None) -> None:
+    """During the module's forward, torch's global generators are in a state that all ranks of comm share.
+
+    Then what is random on every rank alike needs no thought, whatever else a rank draws between forward passes; and
+    torch.utils.checkpoint, which puts the global generators back for its second forward pass, works as ever.
+    """
+    comm = border.comm
+    if seed is None:
+        first = torch.tensor(torch.initial_seed() % 2**63, device=comm.device)
+        seed = int(comm.broadcast(first, src=0))
+    generator = torch.Generator(comm.device).manual_seed(seed + replica_number(comm.ranks))
+    shared, outside = generator.get_state(), None
+
+    def begin(*_: Any) -> None:
+        nonlocal outside
+        outside = _state(comm.device)
+        _set_state(shared, comm.device)
+        border.shape = None
+
+    def end(*_: Any) -> None:
+        nonlocal shared, outside
+        if outside is not None:  # else a hook before ours raised
+            shared = _state(comm.device)
+            _set_state(outside, comm.device)
+            outside = None
+
+    module.register_forward_pre_hook(begin, prepend=True)
+    module.register_forward_hook(end, always_call=True)
+
+
+def _state(device: torch.device) -> Tensor:
+    return torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
+
+
+def _set_state(state: Tensor, device: torch.device) -> None:
+    if device.type == "cpu":
+        torch.set_rng_state(state)
+    else:
+        torch.get_device_module(device).set_rng_state(state, device)
+
+
+# ---- whole again -----------------------------------------------------------------------------------------------------
+
+
+def full_grads(module: nn.Module) -> dict[str, Tensor | None]:
+    """The whole gradient of each parameter, as one process would have it, on every rank. All ranks of tp must call.
+
+    module: from `tensor_parallel`, or one that holds it. None: no rank has a gradient.
+    """
+    border, named = _border(module), dict(module.named_parameters())
+    present = torch.tensor([p.grad is not None for p in named.values()], device=border.comm.device).int()
+    present = border.comm.all_reduce(present, op="max").tolist()
+    return {
+        name: _whole(torch.zeros_like(p) if p.grad is None else p.grad, p, border) if anywhere else None
+        for (name, p), anywhere in zip(named.items(), present, strict=True)
+    }
+
+
+def full_state_dict(module: nn.Module) -> dict[str, Tensor]:
+    """`state_dict` with whole tensors, as the plain module has it, on every rank. All ranks of tp must call."""
+    border, whole = _border(module), {}
+    state = module.state_dict(keep_vars=True)
+    for tensor in state.values():
+        if id(tensor) not in whole:
+            whole[id(tensor)] = _whole(tensor.detach(), tensor, border)
+    return {name: whole[id(tensor)] for name, tensor in state.items()}
+
+
+def _whole(x: Tensor, parameter: Tensor, border: Border) -> Tensor:
+    whole = redistribute(x, placement_of(parameter, border.axis), Replicate(), border.comm)
+    return whole.clone(memory_format=torch.contiguous_format)
+
+
+def _border(module: nn.Module) -> Border:
+    for each in module.modules():
+        border = getattr(each, "border", None) or getattr(getattr(each, "region", None), "border", None)
+        if isinstance(border, Border):
+            return border
+    raise ValueError(f"{type(module).__name__} has nothing that tensor_parallel cut")

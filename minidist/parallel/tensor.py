@@ -201,8 +201,10 @@ def _share_randomness(module: nn.Module, border: Border, seed: int | None) -> No
     """During the module's forward, torch's global generators are in a state that all ranks of comm share.
 
     Then what is random on every rank alike needs no thought, whatever else a rank draws between forward passes; and
-    torch.utils.checkpoint, which puts the global generators back for its second forward pass, works as ever.
+    torch.utils.checkpoint of parts of the module, which puts the global generators back for a second forward pass,
+    works as ever. Of the whole module it could not: the second pass would begin with numbers of its own.
     """
+    drops = any(isinstance(each, nn.Dropout) and each.p > 0 for each in module.modules())
     comm = border.comm
     if seed is None:
         first = torch.tensor(torch.initial_seed() % 2**63, device=comm.device)
@@ -212,6 +214,11 @@ def _share_randomness(module: nn.Module, border: Border, seed: int | None) -> No
 
     def begin(*_: Any) -> None:
         nonlocal outside
+        if drops and module.training and torch._C._current_graph_task_id() != -1:
+            raise RuntimeError(
+                "the whole module runs again in a backward pass, and would drop something else: "
+                "checkpoint its parts, such as blocks"
+            )
         outside = _state(comm.device)
         _set_state(shared, comm.device)
         border.shape = None

@@ -50,16 +50,18 @@ class Border:
         """This rank's tokens of so many."""
         return partition(count, self.comm.size)[self.comm.rank]
 
-    def sum_grad(self, parameter: nn.Parameter, label: str) -> None:
+    def sum_grad(self, parameter: nn.Parameter, label: str, comm: Comm | None = None) -> None:
         """The parameter is the same on all ranks and meets other numbers on each: sum its gradient over them.
 
-        A tensor hook comes before the gradient is added to `grad`. So the sum is right for accumulated gradients too,
-        and whoever averages over another axis averages sums.
+        comm: the ranks that have it, if not all. A tensor hook comes before the gradient is added to `grad`. So the sum
+        is right for accumulated gradients too, and whoever averages over another axis averages sums.
         """
 
+        comm = self.comm if comm is None else comm
+
         def total(grad: Tensor) -> Tensor:
-            with self.comm.recorder.label(label):
-                return self.comm.all_reduce(grad.clone(memory_format=torch.contiguous_format))
+            with comm.recorder.label(label):
+                return comm.all_reduce(grad.clone(memory_format=torch.contiguous_format))
 
         if parameter.requires_grad:
             parameter.register_hook(total)
@@ -159,10 +161,8 @@ class VocabEmbedding(nn.Embedding):
     words: int
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.numel() and not input.is_cuda and not 0 <= int(input.min()) <= int(input.max()) < self.words:
-            raise IndexError(
-                f"tokens are numbers from 0 to {self.words - 1}, not {int(input.min())}..{int(input.max())}"
-            )
+        if not input.is_cuda and ((input < 0) | (input >= self.words)).any():
+            raise IndexError(f"a token is a number from 0 to {self.words - 1}: found {input.min()} to {input.max()}")
         away = (input < self.rows.start) | (input >= self.rows.stop)
         if len(self.weight) == 0:
             return self.border.leave(self.weight.new_zeros(*input.shape, self.embedding_dim) + self.weight.sum())

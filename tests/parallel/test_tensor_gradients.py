@@ -109,7 +109,7 @@ def check(ranks, tp, names, references):
 
 @pytest.mark.parametrize(("ranks", "tp"), [(1, 1), (2, 2), (4, 4), (4, 2)])
 def test_gradients_and_weights_equal_one_process(ranks, tp, references):
-    check(ranks, tp, ["plain", "sequence", "grouped"], references)
+    check(ranks, tp, ["plain", "sequence", "grouped", "one key head, sequence"], references)
 
 
 @pytest.mark.slow

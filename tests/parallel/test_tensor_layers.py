@@ -70,6 +70,39 @@ def averaged_norms(world):
         return norm_grads(world)
 
 
+# ---- C16: key heads that several ranks hold --------------------------------------------------------------------------
+
+
+class Grouped(nn.Module):
+    """Four query heads on one or two key heads, with biases."""
+
+    def __init__(self, groups):
+        super().__init__()
+        draw = torch.Generator().manual_seed(4)
+        self.q, self.k, self.out = nn.Linear(6, 8), nn.Linear(6, 2 * groups), nn.Linear(8, 6)
+        for p in self.parameters():
+            nn.init.normal_(p, generator=draw)
+
+    def forward(self, x):
+        q, k = (layer(x).unflatten(-1, (-1, 2)) for layer in (self.q, self.k))  # [T, heads, 2]
+        return self.out((q * k.repeat_interleave(q.shape[-2] // k.shape[-2], -2)).flatten(-2))
+
+
+def grouped(world, groups):
+    """The largest difference from dense, of the output and of whole gradients; and of which shape k's weight is."""
+    plan = {"": Enter(), "q": Column(heads=4), "k": Column(heads=groups, repeat=True), "out": Row()}
+    x, found = torch.linspace(-1, 1, 30).view(5, 6).double(), []
+    for cut_up in (False, True):
+        module = Grouped(groups).double()
+        if cut_up:
+            cut(module, world, plan)
+        out = module(x)
+        (out**2).sum().backward()
+        grads = md.full_grads(module) if cut_up else {n: p.grad for n, p in module.named_parameters()}
+        found.append([out.detach(), *grads.values()])
+    return max((a - b).abs().max().item() for a, b in zip(*found, strict=True)), len(module.k.weight)
+
+
 # ---- regions ---------------------------------------------------------------------------------------------------------
 
 
@@ -200,6 +233,12 @@ def test_layers_equal_dense(ranks):
 
 def mlp_only(world):
     return {"mlp": mlp(world)}
+
+
+def test_key_heads_that_several_ranks_hold():
+    for found in md.launch(lambda world: [grouped(world, groups) for groups in (1, 2, 4)], ranks=4):
+        assert all(apart <= 1e-12 for apart, _ in found), found
+        assert [rows for _, rows in found] == [2, 2, 2]
 
 
 def numbers(world):

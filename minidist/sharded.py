@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minidist import autograd
+from minidist.autograd import reduce_, reduce_scatter
 from minidist.comm.comm import Comm
 from minidist.comm.partition import partition
 from minidist.entry import Entry
@@ -32,9 +32,9 @@ class Border:
     def leave(self, x: Tensor) -> Tensor:
         """Out of a region, with the sum over the ranks: [B, S, D] {+tp} -> [B, S, D], or [t, D]. x is used up."""
         if not self.sequence:
-            return autograd.reduce_(x, self.comm)
+            return reduce_(x, self.comm)
         self.shape = tuple(x.shape[:-1])
-        return autograd.reduce_scatter(x.flatten(0, -2), self.comm)
+        return reduce_scatter(x.flatten(0, -2), self.comm)
 
     def entering(self, x: Tensor) -> tuple[int, ...] | None:
         """The shape of the tokens that are to be gathered where x enters a region; None: x has them all."""

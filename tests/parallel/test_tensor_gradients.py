@@ -166,7 +166,7 @@ def stale_gather(each, x):
 
 FAULTS = {
     "copy without its all-reduce": ("entry.Entry.start_sum", lambda each, grad: NoSum(grad), "plain"),
-    "reduce that is summed going back": ("autograd.reduce_", torch_reduce, "plain"),
+    "reduce that is summed going back": ("sharded.reduce_", torch_reduce, "plain"),
     "norms keep their own tokens' gradient": ("sharded.Border.sum_grad", share_kept, "sequence"),
     "norms average": ("sharded.Border.sum_grad", share_averaged, "sequence"),
     "norms sum what was summed": ("sharded.Border.sum_grad", share_after, "sequence"),

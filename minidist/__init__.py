@@ -1,5 +1,7 @@
 """minidist: how one model is trained across many chips, small enough to read in a weekend."""
 
+from minidist import autograd as autograd
+from minidist import roles as roles
 from minidist.comm import algorithms as algorithms
 from minidist.comm.checked import CommMismatch as CommMismatch
 from minidist.comm.comm import Comm as Comm
@@ -16,6 +18,7 @@ from minidist.loss import token_loss as token_loss
 from minidist.memory import PeakMemory as PeakMemory
 from minidist.memory import optimizer_tensors as optimizer_tensors
 from minidist.memory import storage_bytes as storage_bytes
+from minidist.loss import vocab_parallel_cross_entropy as vocab_parallel_cross_entropy
 from minidist.mesh import Mesh as Mesh
 from minidist.models.gpt import GPT as GPT
 from minidist.models.gpt import GPTConfig as GPTConfig
@@ -25,6 +28,10 @@ from minidist.parallel.data import DataParallel as DataParallel
 from minidist.parallel.data import average_gradients as average_gradients
 from minidist.parallel.paced import pace_compute as pace_compute
 from minidist.parallel.zero import Zero as Zero
+from minidist.parallel.tensor import full_grads as full_grads
+from minidist.parallel.tensor import full_state_dict as full_state_dict
+from minidist.parallel.tensor import gpt_plan as gpt_plan
+from minidist.parallel.tensor import tensor_parallel as tensor_parallel
 from minidist.placement import Partial as Partial
 from minidist.placement import Replicate as Replicate
 from minidist.placement import Shard as Shard
@@ -66,11 +73,15 @@ __all__ = [
     "Transport",
     "Zero",
     "algorithms",
+    "autograd",
     "average_gradients",
     "cost",
     "data_parallel_step",
     "fit_alpha_beta",
+    "full_grads",
+    "full_state_dict",
     "global_tokens",
+    "gpt_plan",
     "grad_norm",
     "launch",
     "name_layer",
@@ -80,9 +91,12 @@ __all__ = [
     "place",
     "placement_of",
     "redistribute",
+    "roles",
     "stdlib_tokens",
     "storage_bytes",
+    "tensor_parallel",
     "token_loss",
+    "vocab_parallel_cross_entropy",
     "world_from_env",
     "zero_memory",
     "zero_traffic",

@@ -23,9 +23,16 @@ class Replicate:
 
 @dataclass(frozen=True)
 class Shard:
-    """Every rank has a slice along `dim`; in the order of the ranks they make up the tensor."""
+    """Every rank has a slice along `dim`; in the order of the ranks they make up the tensor.
+
+    copies: so many ranks, side by side, have the same slice.
+    """
 
     dim: int = 0
+    copies: int = 1
+
+    def __repr__(self) -> str:
+        return f"Shard(dim={self.dim}" + (f", copies={self.copies})" if self.copies > 1 else ")")
 
 
 @dataclass(frozen=True)
@@ -98,13 +105,26 @@ def redistribute(x: Tensor, src: Placement, dst: Placement, comm: Comm) -> Tenso
         raise ValueError(f"{src} -> Partial(): nothing undoes a sum; leave it Partial, or divide it by hand")
     if isinstance(dst, Replicate):
         if isinstance(src, Shard):
-            return comm.all_gather(x.movedim(src.dim, 0)).movedim(0, src.dim)
+            return _once(comm.all_gather(x.movedim(src.dim, 0)), src.copies, comm).movedim(0, src.dim)
         return comm.all_reduce(x.clone(memory_format=torch.contiguous_format))
+    if not isinstance(src, Replicate) and max(getattr(p, "copies", 1) for p in (src, dst)) > 1:
+        raise ValueError(f"{src} -> {dst}: shards of which there are copies go to and from Replicate() alone")
     if isinstance(src, Partial):
         return comm.reduce_scatter(x.movedim(dst.dim, 0)).movedim(0, dst.dim)
     if isinstance(src, Replicate):
-        return _slice(x, dst.dim, comm).clone(memory_format=torch.contiguous_format)
+        _check_copies(dst, comm)
+        return _slice(x, dst, comm).clone(memory_format=torch.contiguous_format)
     return _exchange(x, src.dim, dst.dim, comm)
+
+
+def _once(whole: Tensor, copies: int, comm: Comm) -> Tensor:
+    """Of copies that lie side by side, the first."""
+    return whole if copies == 1 else torch.cat(whole.chunk(comm.size)[::copies])
+
+
+def _check_copies(shard: Shard, comm: Comm) -> None:
+    if shard.copies < 1 or comm.size % shard.copies:
+        raise ValueError(f"{shard}: the {comm.size} ranks of the axis cannot hold {shard.copies} copies of each slice")
 
 
 def _known_dim(x: Tensor, placement: Placement) -> Placement:
@@ -115,12 +135,12 @@ def _known_dim(x: Tensor, placement: Placement) -> Placement:
         return placement
     if not -x.dim() <= placement.dim < x.dim():
         raise ValueError(f"{placement}: a tensor of shape {list(x.shape)} has no dim {placement.dim} to be cut along")
-    return Shard(placement.dim % x.dim())
+    return Shard(placement.dim % x.dim(), placement.copies)
 
 
-def _slice(x: Tensor, dim: int, comm: Comm) -> Tensor:
-    mine = partition(x.shape[dim], comm.size)[comm.rank]
-    return x.narrow(dim, mine.start, mine.stop - mine.start)
+def _slice(x: Tensor, shard: Shard, comm: Comm) -> Tensor:
+    mine = partition(x.shape[shard.dim], comm.size // shard.copies)[comm.rank // shard.copies]
+    return x.narrow(shard.dim, mine.start, mine.stop - mine.start)
 
 
 def _exchange(x: Tensor, i: int, j: int, comm: Comm) -> Tensor:
@@ -176,9 +196,14 @@ def _owned(module: nn.Module, comms: Mapping[str, Comm]) -> Iterator[Tensor]:
             )
         if partial := [axis for axis, placement in placed.items() if isinstance(placement, Partial)]:
             raise ValueError(f"{name} is Partial on {partial}: reduce it first, a norm of summands is no norm of a sum")
-        first = all(isinstance(placed.get(axis), Shard) or comm.rank == 0 for axis, comm in comms.items())
+        first = all(_is_first(placed.get(axis), comm.rank) for axis, comm in comms.items())
         if first and parameter.grad is not None:
             yield parameter.grad.detach()
+
+
+def _is_first(placement: Placement | None, rank: int) -> bool:
+    """Whether no rank before this one on the axis has the same elements."""
+    return rank % placement.copies == 0 if isinstance(placement, Shard) else rank == 0
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -19,7 +19,7 @@ from grading.ranks.host import NoRanks, RankHost
 from grading.ranks.run import Job, Run
 from grading.report import Report, Result
 
-ASSIGNMENTS = ("ps02", "ps03")
+ASSIGNMENTS = ("ps02", "ps03", "ps04", "ps05")
 HINTS = Path(__file__).parent / "hints"
 
 

@@ -255,7 +255,7 @@ def releases(case: Case, run: Run) -> Finding | None:
                 return Finding(why, "keeps-what-it-gathered", case.labels[0], rank)
         turn = max(when for what, _, when in _calls(run, rank) if what == "forward")
         later = sum(part.begun > turn for part in run.collectives_of(0, rank))
-        if later < 2 * layers - 1:
+        if later < 2 * layers - 3:
             why = (
                 "In the backward pass the weights were not gathered again, so they were kept since the forward pass. "
                 "Every layer is gathered twice in a step."
@@ -310,4 +310,19 @@ def three_psi(case: Case, run: Run) -> Finding | None:
                 f"{3 * size} elements, 3 x {size}",
                 f"{got}",
             )
+    return None
+
+
+def last_stays(case: Case, run: Run) -> Finding | None:
+    """Whether the last layer, whose backward follows its forward, was gathered once only."""
+    layers = len(case.facts[0][0])
+    for rank in range(case.ranks):
+        turns = [when for _, name, when in _calls(run, rank) if name == str(layers - 1)]
+        between = [part for part in run.collectives_of(0, rank) if turns[0] < part.begun < turns[1]]
+        if any(part.name != "reduce_scatter" for part in between):
+            why = (
+                "Between forward and backward of the last layer there was a gathering. Nothing is computed in between, "
+                "so releasing that weight saves no memory at all."
+            )
+            return Finding(why, "releases-the-last", case.labels[0], rank)
     return None

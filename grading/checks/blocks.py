@@ -23,23 +23,29 @@ ALLOWED = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", 
 # ---- inside ranks ----------------------------------------------------------------------------------------------------
 
 
-def called(function: Callable[..., Any], comm: Any, ask: Any, names: Any, args: Any, backward: bool) -> dict[str, Any]:
+def called(
+    function: Callable[..., Any], comm: Any, ask: Any, names: Any, args: Any, backward: bool, refuses: bool
+) -> dict[str, Any]:
     """The body: floating tensors among the arguments are leaves. `backward` False: only the forward pass is looked at.
 
-    A ValueError of the call, and an exception of the backward pass, are results.
+    An exception of the backward pass is a result, and a ValueError of the call if that is what the call `refuses` with.
     """
     values = [x.clone().requires_grad_() if torch.is_tensor(x) and x.is_floating_point() else x for x in args]
     found: dict[str, Any] = {"y": None, "refused": "", "raised": "", "grads": {}}
     try:
         y = function(comm, *values)
     except ValueError as error:
+        if not refuses:
+            raise
         return {**found, "refused": str(error) or "ValueError"}
     if not torch.is_tensor(y):
         return found
     found["y"] = y.detach()
     if backward:
         grad = ask("gradient")
-        if y.requires_grad and y.shape == grad.shape:
+        if y.shape != grad.shape:  # it is wrong already, but the other ranks may wait in their backward
+            grad = torch.ones_like(y)
+        if y.requires_grad:
             try:
                 (y * grad).sum().backward()  # y.backward(grad) imports sympy, which takes seconds
             except (RuntimeError, TypeError, ValueError) as error:
@@ -128,11 +134,11 @@ def case_of(
     args: Sequence[Mapping[str, Any]],
     facts: Facts,
     grads: Sequence[Tensor] | None = None,
+    refuses: bool = False,
 ) -> Case:
     """args: for each rank what its call gets, by name. grads: the gradient of each rank's output; None: no backward."""
-    calls = tuple(
-        {"names": list(mine), "args": list(mine.values()), "backward": grads is not None} for mine in args
-    )
+    how = {"backward": grads is not None, "refuses": refuses}
+    calls = tuple({"names": list(mine), "args": list(mine.values()), **how} for mine in args)
     answers = tuple({} if grads is None else {"gradient": grad} for grad in grads or [None] * len(args))
     return Case((calls,), (facts,), (f"n = {len(args)}, {label}",), (answers,))
 
@@ -177,8 +183,6 @@ def wrong(case: Case, run: Run, key: str, otherwise: str = "") -> Finding | None
     for each in facts.known:
         if each.key == key and all(_same(got[r], each.mine(r)) for r in range(case.ranks)):
             return Finding(f"{what}{each.why}", each.mistake, **shown)
-    if results[rank]["refused"]:
-        return Finding(f"ValueError: {results[rank]['refused']}", "raises", **shown)
     if key == "y" and not isinstance(got[rank], Tensor):
         return Finding("Your function returned no tensor: end it with return.", "no-result", **shown)
     if got[rank] is None:

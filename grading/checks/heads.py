@@ -16,17 +16,21 @@ from grading.ranks.run import Run
 SIZE, TOKENS, BATCH = 2, 3, 2
 
 
-def attention(x: Tensor, qkv: Tensor, out: Tensor, heads: int, causal: bool = True, mixed: bool = False) -> Tensor:
-    """One process's. x [B, S, D], qkv [3 D, D], out [D, D]. causal, mixed: False and True are mistakes."""
-    parts = F.linear(x, qkv).chunk(3, dim=-1)
+def attention(
+    x: Tensor, qkv: Tensor, out: Tensor, heads: int, causal: bool = True, there: bool = True, back: bool = True
+) -> Tensor:
+    """One process's, or of some heads. x [B, S, D], qkv [3 heads K, D], out [D, heads K]. causal: False is a mistake,
+    and so are there and back: whether heads and tokens change places before and after."""
 
     def by_head(part: Tensor) -> Tensor:
-        if mixed:
+        if not there:
             return part.reshape(part.shape[0], heads, part.shape[1], -1)
         return part.unflatten(-1, (heads, -1)).transpose(1, 2)
 
-    y = F.scaled_dot_product_attention(*map(by_head, parts), is_causal=causal)
-    return F.linear(y.reshape(x.shape) if mixed else y.transpose(1, 2).flatten(2), out)
+    q, k, v = map(by_head, F.linear(x, qkv).chunk(3, dim=-1))
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    y = y.transpose(1, 2).flatten(2) if back else y.reshape(*x.shape[:2], -1)
+    return F.linear(y, out)
 
 
 def draw(rng: random.Random, heads: int, ranks: int, causal: bool = True) -> Case:
@@ -41,7 +45,7 @@ def draw(rng: random.Random, heads: int, ranks: int, causal: bool = True) -> Cas
     }
     grad = torch.randn(BATCH, TOKENS, dim, generator=seed, dtype=torch.float64)
     if heads % ranks:
-        return case_of(f"{heads} heads", [inputs] * ranks, Facts([{}] * ranks))
+        return case_of(f"{heads} heads", [inputs] * ranks, Facts([{}] * ranks), refuses=True)
 
     def model(**given: Any) -> Tensor:
         return attention(**given, causal=causal)
@@ -75,11 +79,13 @@ def _known(
     model: Callable[..., Tensor],
 ) -> list[Known]:
     ranks = len(masks)
+    own = [inputs["qkv"][rows[:, 0] == 1] for rows, _ in masks]
     parts = [dense(model, {**inputs, "out": inputs["out"] * columns}, grad) for _, columns in masks]
     others = {
         "causal": attention(**inputs, causal=False),
-        "mixed": attention(**inputs, mixed=True),
-        "across": sum(_across(inputs, ranks, rank) for rank in range(ranks)),
+        "across": _added(inputs, [inputs["qkv"].chunk(ranks)[rank] for rank in range(ranks)]),
+        "mixed": _added(inputs, own, there=False, back=False),
+        "back": _added(inputs, own, back=False),
     }
     found = [
         Known(
@@ -102,12 +108,15 @@ def _known(
             lambda r: others["causal"],
             "Tokens see those after them: the attention is causal, is_causal=True.",
         ),
-        Known(
-            "reshapes-for-transpose",
-            "y",
-            lambda r: others["mixed"],
-            "Tokens and heads were mixed up. [B, S, heads K] becomes [B, S, heads, K] first, and then heads and tokens "
-            "change places: unflatten(-1, (heads, K)).transpose(1, 2). And the way back likewise.",
+        *(
+            Known(
+                "reshapes-for-transpose",
+                "y",
+                lambda r, how=how: others[how],
+                "Tokens and heads were mixed up. [B, S, heads K] becomes [B, S, heads, K] first, and then heads and "
+                "tokens change places: unflatten(-1, (heads, K)).transpose(1, 2). And the way back likewise.",
+            )
+            for how in ("mixed", "back")
         ),
         Known(
             "local-is-global",
@@ -117,36 +126,26 @@ def _known(
             "column does that in backward.",
         ),
     ]
-    for name, which in (("qkv", 0), ("out", 1)):
-        total = sum(mine[name] for mine in right)
-        found.append(
-            Known(
-                "rank-does-it-all",
-                name,
-                lambda r, total=total: total,
-                "It is not zero for heads of other ranks. Each rank computes with the rows of qkv and the columns of "
-                "out that belong to its heads, and those alone.",
-            )
+    found.append(
+        Known(
+            "sums-twice",
+            "x",
+            lambda r: right[r]["x"] * ranks,
+            "n times too large: it was added up, and what came was added up again. column does that already.",
         )
-        other = [mask[which] for mask in masks]
-        found.append(
-            Known(
-                "averages-parts",
-                name,
-                lambda r, name=name, other=other: right[r][name] / ranks * other[r],
-                "n times too small. Every head is computed once, on one rank, and its gradient is complete there.",
-            )
-        )
+    )
     return found
 
 
-def _across(inputs: Mapping[str, Any], ranks: int, rank: int) -> Tensor:
-    """A rank's part of the output, if the rows of qkv are cut into n blocks."""
-    qkv, out, heads = inputs["qkv"].chunk(ranks)[rank], inputs["out"].chunk(ranks, dim=1)[rank], inputs["heads"]
-    q, k, v = (
-        each.unflatten(-1, (heads // ranks, -1)).transpose(1, 2) for each in F.linear(inputs["x"], qkv).chunk(3, dim=-1)
-    )
-    return F.linear(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2), out)
+def _added(inputs: Mapping[str, Any], weights: Sequence[Tensor], **how: bool) -> Tensor:
+    """The sum over the ranks of what they give with these rows of qkv and their columns of out."""
+    ranks = len(weights)
+    columns = inputs["out"].chunk(ranks, dim=1)
+    parts = [
+        attention(inputs["x"], qkv, out, inputs["heads"] // ranks, **how)
+        for qkv, out in zip(weights, columns, strict=True)
+    ]
+    return torch.stack(parts).sum(0)
 
 
 # ---- judging ---------------------------------------------------------------------------------------------------------
@@ -189,8 +188,11 @@ def refuses(case: Case, run: Run) -> Finding | None:
     for rank, result in enumerate(run.results[0]):
         text = result["refused"]
         if not text:
-            why = f"{heads} heads cannot be divided among {ranks} ranks: {heads % ranks} of them would be computed nowhere."
-            return Finding(why, "drops-the-rest", case.labels[0], rank, expected, "a result")
+            why = (
+                f"{heads} heads cannot be divided evenly among {ranks} ranks. Rounded down, some would be computed "
+                "nowhere; rounded up, some ranks would have nothing to do. Refuse, before anything is sent."
+            )
+            return Finding(why, "uneven-heads", case.labels[0], rank, expected, "a result")
         if str(heads) not in text or str(ranks) not in text:
             why = "Say what does not fit, with both numbers, so that whoever reads it knows what to change."
             return Finding(why, "error-without-numbers", case.labels[0], rank, expected, text[:80])

@@ -140,10 +140,10 @@ SEQUENCE = Exercise(
     task="sequence_mlp(comm, x, gain, shift, up, down): a norm and a feed-forward layer, between which tokens are cut.",
     criteria=(
         Criterion("basic", 3, "basic", right("y"), basic=True),
-        Criterion("gradients", 2, "basic", right("x", "up", "down")),
+        Criterion("gradients", 2, "basic", right("up", "down", "x")),
         Criterion("norm gradients", 2, "basic", sequence.norms_right),
         Criterion("messages", 2, "basic", sequence.two_each_way),
-        Criterion("any S", 1, "sizes", right("y"), explain=sequence.explain_tokens),
+        Criterion("any S", 1, "sizes", sequence.right_tokens, explain=sequence.explain_tokens),
     ),
     draw=draw_sequence,
     body=blocks.called,

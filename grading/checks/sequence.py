@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import minidist as md
-from grading.checks.blocks import Facts, Known, case_of, cut, dense, gradients_right, passes, said, wrong
+from grading.checks.blocks import Facts, Known, case_of, cut, dense, passes, said, wrong
 from grading.exercise import Case, Finding, equal
 from grading.ranks.run import Collective, Run
 
-DIM, HIDDEN = 2, 12
+DIM, HIDDEN = 3, 12
 
 
 def block(x: Tensor, gain: Tensor, shift: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -23,11 +23,11 @@ def block(x: Tensor, gain: Tensor, shift: Tensor, up: Tensor, down: Tensor) -> T
 
 def draw(rng: random.Random, tokens: int, ranks: int) -> Case:
     seed = torch.Generator().manual_seed(rng.getrandbits(40))
-    shapes = {"x": (tokens, 3), "gain": (3,), "shift": (3,), "up": (HIDDEN, 3), "down": (3, HIDDEN)}
+    shapes = {"x": (tokens, DIM), "gain": (DIM,), "shift": (DIM,), "up": (HIDDEN, DIM), "down": (DIM, HIDDEN)}
     inputs = {
         name: torch.randn(*shape, generator=seed, dtype=torch.float64) for name, shape in shapes.items()
     }
-    grad = torch.randn(tokens, 3, generator=seed, dtype=torch.float64)
+    grad = torch.randn(tokens, DIM, generator=seed, dtype=torch.float64)
     whole = dense(block, inputs, grad)
 
     def mine(values: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
@@ -155,7 +155,7 @@ def norms_right(case: Case, run: Run) -> Finding | None:
 
 def _moved(parts: Sequence[Collective], ranks: int, tokens: int) -> float:
     """Whole activations that moved, in units of (n - 1) / n. Weights of norms are small, and not counted."""
-    whole = tokens * 3
+    whole = tokens * DIM
     weight = {"all_gather": ranks / whole, "reduce_scatter": 1 / whole, "all_reduce": 2 / whole, "broadcast": 1 / whole}
     return sum(part.elements * weight.get(part.name, 0) for part in parts if part.elements * ranks >= whole)
 
@@ -175,6 +175,15 @@ def two_each_way(case: Case, run: Run) -> Finding | None:
                 expected = f"one all_gather and one reduce_scatter in {what}"
                 return Finding(why, "moves-more-than-needed", case.labels[0], rank, expected, said(parts))
     return None
+
+
+def right_tokens(case: Case, run: Run) -> Finding | None:
+    """Whether each rank has the output for its tokens, where they differ in number."""
+    found = wrong(case, run, "y")
+    if found is not None and found.mistake == "wrong-shape":
+        why = "What filled the tokens up to equal parts is still there: cut it off, or do not fill up at all."
+        return Finding(why, "leaves-padding-in", found.label, found.rank, found.expected, found.got)
+    return found
 
 
 def explain_tokens(case: Case, run: Run) -> Finding | None:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import minidist as md
-from grading.checks.blocks import Facts, Known, case_of, cut, passes, said
+from grading.checks.blocks import Facts, Known, case_of, cut, gradients_right, passes, said
 from grading.checks.blocks import wrong as wrong_value
 from grading.exercise import Case, Finding
 from grading.ranks.run import Run
@@ -45,7 +45,9 @@ def draw(
     args = [
         {"logits": cut(logits, ranks, rank, -1), "targets": targets, "vocab": vocab} for rank in range(ranks)
     ]
-    known = [*_known_values(logits, targets, parts), *_known_gradients(logits, targets, parts, grad, right)]
+    shifted = logits - logits.amax(-1, keepdim=True)
+    known = [known for each in (shifted, logits) for known in _known_values(each, targets, parts)]
+    known += _known_gradients(logits, targets, parts, grad, right)
     return case_of(f"V = {vocab}, {label}", args, Facts(right, known), [grad] * ranks if backward else None)
 
 
@@ -66,6 +68,7 @@ def _at(logits: Tensor, targets: Tensor, starts: Sequence[int], parts: Sequence[
 
 
 def _known_values(logits: Tensor, targets: Tensor, parts: Sequence[slice]) -> list[Known]:
+    """logits: as they are, or as they are after the largest was subtracted: for some mistakes that differs."""
     ranks, vocab, valid = len(parts), logits.shape[1], targets != IGNORE
     count = valid.sum().clamp(min=1)
     total = logits.logsumexp(-1)
@@ -195,7 +198,7 @@ def few_numbers(case: Case, run: Run) -> Finding | None:
     vocab = case.calls[0][0]["args"][2]
     for rank in range(case.ranks):
         forward, backward = passes(run, rank)
-        parts = [*forward, *backward]
+        parts = [*forward, *(backward if gradients_right(case, run) else [])]
         if sum(part.elements for part in parts) <= limit:
             continue
         own = case.calls[0][rank]["args"][0].numel()

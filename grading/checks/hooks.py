@@ -204,8 +204,8 @@ def one_psi(case: Case, run: Run) -> Finding | None:
         got = moved(parts, case.ranks)
         if got > limit or any(part.dtype != "float32" for part in parts):
             why = (
-                "Each rank needs only its slice, which a reduce-scatter brings at half the price of an all-reduce; once "
-                "for each gradient, and in its own type."
+                "Each rank needs only its slice, which a reduce-scatter brings at half the price of an all-reduce; "
+                "once for each gradient, and in its own type."
             )
             types = ", ".join(sorted({part.dtype for part in parts} - {"float32"}))
             expected = f"{limit} elements"

@@ -6,6 +6,7 @@ value.
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -98,12 +99,16 @@ def stage_three(
 def draw_stage_three(rng: random.Random, widths: Sequence[int], ranks: int, label: str) -> Case:
     """A model with these widths, and another batch on each rank."""
     seed = torch.Generator().manual_seed(rng.getrandbits(40))
-    shapes = [(out, width) for width, out in zip(widths, widths[1:], strict=False)]
+    shapes = [(out, width) for width, out in pairwise(widths)]
     weights = [torch.randn(a * b, generator=seed, dtype=torch.float64) for a, b in shapes]
     xs = [torch.randn(2, widths[0], generator=seed, dtype=torch.float64) for _ in range(ranks)]
     slope = rng.choice((1.0, 2.0, 3.0))
     secrets = [
-        {f"{what} {i}": rng.choice((0.5, 1.5, 2.0, 3.0)) for what in ("forward", "backward") for i in range(len(shapes))}
+        {
+            f"{what} {i}": rng.choice((0.5, 1.5, 2.0, 3.0))
+            for what in ("forward", "backward")
+            for i in range(len(shapes))
+        }
         for _ in range(ranks)
     ]
     calls = tuple(
@@ -192,7 +197,9 @@ def explain_sizes(case: Case, run: Run) -> Finding | None:
     """Why a run fails in which shards have different lengths, or none."""
     label = case.labels[run.call]
     empty = run.rank is not None and any(own == 0 for _, own in _sizes(case, run.rank).values())
-    if run.mistake in ("not-all-join", "different-collectives", "different-shapes") or (empty and "given [0]" in run.why):
+    if run.mistake in ("not-all-join", "different-collectives", "different-shapes") or (
+        empty and "given [0]" in run.why
+    ):
         why = (
             f"{run.why}\nWhere a layer has few elements the last ranks hold none of them. They take part all the same: "
             "an all-gather of an empty shard gives the whole weight, a reduce-scatter gives an empty slice."

@@ -35,7 +35,9 @@ def columns(
     grads = [cut(grad, ranks, rank, -1) for rank in range(ranks)]
     mine = [_cut_columns(inputs, ranks, rank) for rank in range(ranks)]
     right = [
-        {"x": whole["x"]} | {"y": cut(whole["y"], ranks, rank, -1)} | _cut_columns(_only(whole, "weight", "bias"), ranks, rank)
+        {"x": whole["x"]}
+        | {"y": cut(whole["y"], ranks, rank, -1)}
+        | _cut_columns(_only(whole, "weight", "bias"), ranks, rank)
         for rank in range(ranks)
     ]
     known = _known_columns(inputs, mine, grads, right, whole)
@@ -81,9 +83,7 @@ def _known_columns(
             "The ranks' outputs were added. They are different columns of one output, not parts of a sum: forward "
             "needs no message.",
         ),
-        Known(
-            "bias-forgotten", "y", lambda r: F.linear(inputs["x"], mine[r]["weight"]), "The bias is missing."
-        ),
+        Known("bias-forgotten", "y", lambda r: F.linear(inputs["x"], mine[r]["weight"]), "The bias is missing."),
         Known(
             "local-is-global",
             "x",
@@ -159,7 +159,7 @@ def _known_rows(
     ranks, bias = len(args), args[0]["bias"]
     parts = [F.linear(each["x"], each["weight"]) for each in args]
     shift = 0 if bias is None else bias
-    inputs = sum(each["x"] for each in args)
+    inputs = torch.stack([each["x"] for each in args]).sum(0)
     found = [
         Known(
             "local-is-global",
@@ -208,9 +208,7 @@ def _known_rows(
                 lambda r: sum(parts) + ranks * bias,
                 "The bias is in it n times: once in the part of each rank. Add it after the sum.",
             ),
-            Known(
-                "bias-forgotten", "y", lambda r: sum(parts), "The bias is missing."
-            ),
+            Known("bias-forgotten", "y", lambda r: sum(parts), "The bias is missing."),
             Known(
                 "bias-divided",
                 "bias",

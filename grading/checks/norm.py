@@ -146,17 +146,20 @@ def scaled(case: Case, run: Run) -> Finding | None:
                 continue
             mine = math.sqrt(squares(before))
             if equal(got, x):
-                mistake, why = "rebinds-the-name", (
+                mistake = "rebinds-the-name"
+                why = (
                     "A gradient is as it was. x = x * factor gives a name to another tensor: multiply in place, x *= "
                     "factor or x.mul_(factor), in both lists."
                 )
             elif factor == 1.0:
-                mistake, why = "scales-up", (
+                mistake = "scales-up"
+                why = (
                     "The norm was below the limit already. Clipping never makes a gradient larger: the factor is at "
                     "most 1."
                 )
             elif equal(got, x.double() * min(1.0, most / mine), TOLERANCE):
-                mistake, why = "local-is-global", (
+                mistake = "local-is-global"
+                why = (
                     "The factor was taken from this rank's own norm. All ranks need the same one, or the replicas "
                     "drift apart."
                 )
@@ -196,9 +199,8 @@ def one_number(case: Case, run: Run) -> Finding | None:
         if len(sizes) <= 1 and sum(sizes) <= 2:
             continue
         if sum(sizes) > len(sizes):
-            mistake, why = "gathers-to-count", (
-                "The gradients travelled. A sum of squares is one number, whatever it is a sum of."
-            )
+            mistake = "gathers-to-count"
+            why = "The gradients travelled. A sum of squares is one number, whatever it is a sum of."
         else:
             mistake, why = "one-message-each", "Add up on the rank first, and send one number."
         got = f"{len(sizes)}, of {sizes} elements"

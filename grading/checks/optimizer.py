@@ -1,4 +1,4 @@
-"""An optimizer whose state rests in slices: how ranks of 04.1 are called, and what known mistakes make of the weights."""
+"""An optimizer whose state rests in slices: how ranks of 04.1 are called, and what known mistakes give."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -192,11 +192,11 @@ def two_psi(case: Case, run: Run) -> Finding | None:
         if got <= limit:
             continue
         if sum(part.name == "all_gather" for part in parts) > len(rates):
-            mistake, why = "gathers-the-state", (
-                "More was gathered than the weight. Momentum stays where it is used: nobody needs the others' slices."
-            )
+            mistake = "gathers-the-state"
+            why = "More was gathered than the weight. Momentum stays where it is used: nobody needs the others' slices."
         else:
-            mistake, why = "moves-more-than-needed", (
+            mistake = "moves-more-than-needed"
+            why = (
                 "Each rank needs only its slice of the average, which a reduce-scatter gives at half the price of an "
                 "all-reduce; and new slices need only be gathered, not added."
             )

@@ -66,7 +66,7 @@ STAGE_TWO = Exercise(
     criteria=(
         Criterion("basic", 3, "basic", hooks.right_slices, basic=True),
         Criterion("frees", 2, "basic", hooks.frees),
-        Criterion("micro-batches", 2, "passes", hooks.right_slices),
+        Criterion("accumulation", 2, "passes", hooks.right_slices),
         Criterion("unused parameters", 1, "unused", hooks.right_slices, explain=gradients.explain_unused),
         Criterion("traffic", 1, "basic", hooks.one_psi),
     ),

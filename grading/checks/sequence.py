@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,9 +23,7 @@ def block(x: Tensor, gain: Tensor, shift: Tensor, up: Tensor, down: Tensor) -> T
 def draw(rng: random.Random, tokens: int, ranks: int) -> Case:
     seed = torch.Generator().manual_seed(rng.getrandbits(40))
     shapes = {"x": (tokens, DIM), "gain": (DIM,), "shift": (DIM,), "up": (HIDDEN, DIM), "down": (DIM, HIDDEN)}
-    inputs = {
-        name: torch.randn(*shape, generator=seed, dtype=torch.float64) for name, shape in shapes.items()
-    }
+    inputs = {name: torch.randn(*shape, generator=seed, dtype=torch.float64) for name, shape in shapes.items()}
     grad = torch.randn(tokens, DIM, generator=seed, dtype=torch.float64)
     whole = dense(block, inputs, grad)
 

@@ -42,9 +42,7 @@ def draw(
     y.backward(grad)
     assert whole.grad is not None
     right = [{"y": y.detach(), "logits": cut(whole.grad, ranks, rank, -1)} for rank in range(ranks)]
-    args = [
-        {"logits": cut(logits, ranks, rank, -1), "targets": targets, "vocab": vocab} for rank in range(ranks)
-    ]
+    args = [{"logits": cut(logits, ranks, rank, -1), "targets": targets, "vocab": vocab} for rank in range(ranks)]
     shifted = logits - logits.amax(-1, keepdim=True)
     known = [known for each in (shifted, logits) for known in _known_values(each, targets, parts)]
     known += _known_gradients(logits, targets, parts, grad, right)
@@ -81,7 +79,7 @@ def _known_values(logits: Tensor, targets: Tensor, parts: Sequence[slice]) -> li
         logits[:, part].gather(1, (targets - part.start).clamp(0, part.stop - part.start - 1)[:, None])[:, 0]
         for part in parts
     )
-    each_own = sum((logits[:, part] - logits[:, part].amax(-1, keepdim=True)).exp().sum(-1) for part in parts)
+    each_own = [(logits[:, part] - logits[:, part].amax(-1, keepdim=True)).exp().sum(-1) for part in parts]
     here = [(targets >= part.start) & (targets < part.stop) for part in parts]
     most = sum(torch.where(mine, logits[:, part].amax(-1), 0.0) for mine, part in zip(here, parts, strict=True))
     ends = [part.stop - part.start for part in parts]
@@ -90,7 +88,8 @@ def _known_values(logits: Tensor, targets: Tensor, parts: Sequence[slice]) -> li
         return lambda r: mean(total - _at(logits, targets, starts, parts))
 
     why_start = (
-        "Targets were looked for in the wrong columns. Rank r's begin at r ceil(V / n): md.partition(vocab, n)[r].start."
+        "Targets were looked for in the wrong columns. Rank r's begin at r ceil(V / n), which is "
+        "md.partition(vocab, n)[r].start."
     )
     split = [sum(len(c) for c in torch.tensor_split(logits[0], ranks)[:r]) for r in range(ranks)]
     return [
@@ -110,7 +109,7 @@ def _known_values(logits: Tensor, targets: Tensor, parts: Sequence[slice]) -> li
         Known(
             "own-max-each",
             "y",
-            lambda r: mean(each_own.log() - (target - most)),
+            lambda r: mean(torch.stack(each_own).sum(0).log() - (target - most)),
             "Each rank subtracted its own maximum. What is subtracted has to be the same number for all of a token's "
             'logits: an all-reduce with op="max".',
         ),
@@ -176,8 +175,8 @@ def survives(case: Case, run: Run) -> Finding | None:
     found = wrong_value(case, run, "y")
     if found is not None and found.mistake == "wrong-values":
         why = (
-            "exp of a large number is infinite. Subtract the largest logit of the token first, of the whole vocabulary: "
-            "the softmax stays the same, and no exponent is above 0."
+            "exp of a large number is infinite: subtract the largest logit of the token first, of the whole vocabulary. "
+            "The softmax stays the same, and no exponent is above 0."
         )
         return Finding(why, "exp-overflows", found.label, found.rank, found.expected, found.got)
     return found
@@ -204,13 +203,15 @@ def few_numbers(case: Case, run: Run) -> Finding | None:
         own = case.calls[0][rank]["args"][0].numel()
         gathers = any(part.name == "all_gather" or part.elements >= TOKENS * vocab for part in parts)
         if gathers or own * 2 < max(part.elements for part in parts):
-            mistake, why = "gathers-the-logits", (
-                "The logits travelled. They are by far the largest tensor here, and each rank can do its part with its "
-                "own columns: what others need of it is one number for each token."
+            mistake = "gathers-the-logits"
+            why = (
+                "The logits travelled. They are by far the largest tensor here, and each rank can do its part "
+                "with its own columns: what others need of it is one number for each token."
             )
         else:
-            mistake, why = "adds-after-sending", (
-                "Every column was sent. Add up on the rank first: what travels is one number for each token."
+            mistake, why = (
+                "adds-after-sending",
+                ("Every column was sent. Add up on the rank first: what travels is one number for each token."),
             )
         expected = f"at most {limit} elements, 4 for each token"
         return Finding(why, mistake, case.labels[0], rank, expected, said(parts))

@@ -68,8 +68,8 @@ md.launch(try_slices, ranks=3)
 #
 # where *g* is the average of `grad` over the ranks.
 #
-# - `weight` `[N]` is whole, and the same on all ranks. `grad` `[N]` is this rank's own. `momentum` is *v*, of which this
-#   rank has its slice only, `md.partition(N, n)[rank]`.
+# - `weight` `[N]` is whole, and the same on all ranks. `grad` `[N]` is this rank's own. `momentum` is *v*, of which
+#   this rank has its slice only, `md.partition(N, n)[rank]`.
 # - Afterwards every rank's `weight` is the whole new one, and its `momentum` its new slice: both are changed in place,
 #   and nothing is returned.
 # - Each rank updates its slice. What moves is 2 (*n* - 1)/*n* *N* elements, as in data parallelism.
@@ -220,11 +220,11 @@ check("04.4")
 
 # %% [markdown] tags=["in-words", "by-hand", "points=3"]
 # === BEGIN MARK SCHEME ===
-# 1 point: stage 3 moves half as much again, 3 (n - 1)/n of the model instead of 2, and its all-gathers stand before each
-# layer of both passes. 1 point: stay with stage 2 where weights fit, above all over slow links or with small batches,
-# where there is little computing to hide them behind; or with many micro-batches, each of which gathers everything
-# again. 1 point: prefetch, so that the next layer's weight travels while this one computes (or larger batches, or
-# gathering inside a machine only, hybrid sharding).
+# 1 point: stage 3 moves half as much again, 3 (n - 1)/n of the model instead of 2, and its all-gathers stand before
+# each layer of both passes. 1 point: stay with stage 2 where weights fit, above all over slow links or with small
+# batches, where there is little computing to hide them behind; or with many micro-batches, each of which gathers
+# everything again. 1 point: prefetch, so that the next layer's weight travels while this one computes (or larger
+# batches, or gathering inside a machine only, hybrid sharding).
 # === END MARK SCHEME ===
 
 # %% [markdown]

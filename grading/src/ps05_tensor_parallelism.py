@@ -71,9 +71,9 @@ md.launch(try_rows, ranks=2)
 # %% [markdown]
 # ## 05.1 By columns (9 points)
 #
-# `column(comm, x, weight, bias)` is rank *r*'s part of a linear layer whose output is cut: `x` `[..., I]` is the same on
-# all ranks, `weight` is `[O/n, I]`, `bias` `[O/n]` or None, and the result is `[..., O/n]`, this rank's columns. Forward
-# needs no message.
+# `column(comm, x, weight, bias)` is rank *r*'s part of a linear layer whose output is cut: `x` `[..., I]` is the same
+# on all ranks, `weight` is `[O/n, I]`, `bias` `[O/n]` or None, and the result is `[..., O/n]`, this rank's columns.
+# Forward needs no message.
 #
 # But every rank's columns use all of `x`. What does backward need, so that `x` has its whole gradient, and weight and
 # bias have theirs? `Copy` is that pair, half of it written; `copy_ranks` is its name for the later exercises.
@@ -115,8 +115,8 @@ check("05.1")
 # ## 05.2 By rows (9 points)
 #
 # `row(comm, x, weight, bias)` is the layer that follows: its input is cut, as the layer before left it. `x` is
-# `[..., I/n]`, `weight` `[O, I/n]`, `bias` `[O]` the same on all ranks, or None. The result `[..., O]` is whole, and the
-# same on all ranks.
+# `[..., I/n]`, `weight` `[O, I/n]`, `bias` `[O]` the same on all ranks, or None. The result `[..., O]` is whole, and
+# the same on all ranks.
 #
 # - Each rank's product is a part of every output: forward sums the parts, once. Mind that the bias is in the result
 #   once, and that every rank has its whole gradient.
@@ -162,12 +162,12 @@ check("05.2")
 # `attention(comm, x, qkv, out, heads)` is causal self-attention without biases. `x` `[B, S, D]` is the same on all
 # ranks, and so is the result.
 #
-# - `qkv` `[3D, D]` and `out` `[D, D]` are whole, as they came from a file. The rows of `qkv` are first the queries of all
-#   heads, then the keys, then the values; a head has *K* = *D* / heads rows of each third, and its *K* columns of `out`.
-#   Rank *r* uses what belongs to its heads, `md.partition(heads, n)[r]`, and nothing else.
+# - `qkv` `[3D, D]` and `out` `[D, D]` are whole, as they came from a file. The rows of `qkv` are first the queries of
+#   all heads, then the keys, then the values; a head has *K* = *D* / heads rows of each third, and its *K* columns of
+#   `out`. Rank *r* uses what belongs to its heads, `md.partition(heads, n)[r]`, and nothing else.
 # - One all-reduce in forward and one in backward are enough. You may use `column` and `row` from above, and
-#   `F.scaled_dot_product_attention(q, k, v, is_causal=True)`, where q, k and v are `[B, heads/n, S, K]`. (The check puts
-#   right functions in the place of your `column` and `row`.)
+#   `F.scaled_dot_product_attention(q, k, v, is_causal=True)`, where q, k and v are `[B, heads/n, S, K]`. (The check
+#   puts right functions in the place of your `column` and `row`.)
 # - Where *n* does not divide the heads, raise a ValueError that names both numbers, before anything is sent.
 
 
@@ -204,11 +204,11 @@ check("05.3")
 # $$\log \sum_j e^{z_j} - z_\text{target}.$$
 #
 # - What travels is a number or three for each token.
-# - Logits may be large: before the exponential the largest of the token's logits is subtracted, the largest of all ranks
-#   (`op="max"`; no gradient needs to come back through it).
+# - Logits may be large: before the exponential the largest of the token's logits is subtracted, the largest of all
+#   ranks (`op="max"`; no gradient needs to come back through it).
 # - A target of -100 is padding: it has no loss, and the mean is over the others. If there are none the loss is 0.
-# - For sums that gradients come back through you have `sum_ranks(comm, x)` from 05.2. (The check puts a right one in the
-#   place of yours.)
+# - For sums that gradients come back through you have `sum_ranks(comm, x)` from 05.2. (The check puts a right one in
+#   the place of yours.)
 
 
 # %%
@@ -234,8 +234,8 @@ check("05.4")
 # ## 05.5 By tokens (10 points)
 #
 # Between the cut layers everything is still there *n* times: norms are computed by every rank for all tokens. Sequence
-# parallelism cuts the tokens there. An all-reduce is a reduce-scatter and an all-gather; now the norm stands between the
-# two, and not a byte more is sent.
+# parallelism cuts the tokens there. An all-reduce is a reduce-scatter and an all-gather; now the norm stands between
+# the two, and not a byte more is sent.
 #
 # `sequence_mlp(comm, x, gain, shift, up, down)` is a layer norm, `up`, gelu and `down`, without biases. `x` `[S/n, D]`
 # are this rank's tokens, cut as `md.partition(S, n)` cuts, and so is the result. `gain` and `shift` `[D]`, of the norm,
@@ -243,8 +243,8 @@ check("05.4")
 #
 # - The norm sees this rank's tokens, `F.layer_norm(h, gain.shape, gain, shift)`. `up` sees all of them: `Gather` brings
 #   them together. After `down` the ranks' parts are added and cut: `Scatter`.
-# - Write both pairs. What is gathered is used by other features on each rank: what does its backward have to do? And what
-#   does `Scatter`'s need, whose forward hands every rank a piece?
+# - Write both pairs. What is gathered is used by other features on each rank: what does its backward have to do? And
+#   what does `Scatter`'s need, whose forward hands every rank a piece?
 # - `gain` and `shift` are the same on all ranks, and used for other tokens on each. You have met that: `copy_ranks`, of
 #   which the check puts a right one in the place of yours.
 
@@ -305,8 +305,8 @@ check("05.5")
 
 # %% [markdown] tags=["in-words", "by-hand", "points=3"]
 # === BEGIN MARK SCHEME ===
-# 1 point: four times, two all-reduces in forward (after attention, after the feed-forward layer) and two in backward, or
-# the all-gathers and reduce-scatters in their place. 1 point: what follows needs the sum at once, so the chips stand
+# 1 point: four times, two all-reduces in forward (after attention, after the feed-forward layer) and two in backward,
+# or the all-gathers and reduce-scatters in their place. 1 point: what follows needs the sum at once, so the chips stand
 # still meanwhile, and between machines links are ten times slower or worse; gradients of data parallelism are needed
 # only at the end of the step. 1 point: tensor parallelism inside a machine, over 8 chips at most, and data parallelism,
 # ZeRO or stages of layers between machines.

@@ -118,20 +118,20 @@ def keeps_a_list_of_gradients(module, comm, shards):
     return _make(module, comm, shards, keep=[])
 
 
-# ---- micro-batches ---------------------------------------------------------------------------------------------------
+# ---- accumulation ----------------------------------------------------------------------------------------------------
 
 
-@mutant("04.2", "micro-batches", "last-micro-batch-only")
+@mutant("04.2", "accumulation", "last-micro-batch-only")
 def writes_over_the_slice(module, comm, shards):
     return _make(module, comm, shards, add=lambda shards, i, piece: shards[i].copy_(piece))
 
 
-@mutant("04.2", "micro-batches", "state-left-over")
+@mutant("04.2", "accumulation", "state-left-over")
 def works_once(module, comm, shards):
     return _make(module, comm, shards, again=False)
 
 
-@mutant("04.2", "micro-batches", "micro-batch-as-step")
+@mutant("04.2", "accumulation", "micro-batch-as-step")
 def averages_the_micro_batches(module, comm, shards):
     seen = [0] * len(shards)
 

@@ -79,9 +79,7 @@ def reshapes_there_and_back(comm, x, qkv, out, heads):
 
 @mutant("05.3", "basic", "reshapes-for-transpose")
 def reshapes_on_the_way_back(comm, x, qkv, out, heads):
-    return _attention(
-        comm, x, qkv, out, heads, merge=lambda comm, y, out: row(comm, y.reshape(*x.shape[:2], -1), out)
-    )
+    return _attention(comm, x, qkv, out, heads, merge=lambda comm, y, out: row(comm, y.reshape(*x.shape[:2], -1), out))
 
 
 @mutant("05.3", "basic", "rank-does-it-all")

@@ -171,9 +171,7 @@ def sums_the_gradient_and_cuts(comm, x, gain, shift, up, down):
 
 @mutant("05.5", "any S", "all-parts-equal")
 def takes_its_own_length_for_all(comm, x, gain, shift, up, down):
-    return _mlp(
-        comm, x, gain, shift, up, down, gather=lambda comm, x: comm.all_gather(x, [len(x)] * comm.size)
-    )
+    return _mlp(comm, x, gain, shift, up, down, gather=lambda comm, x: comm.all_gather(x, [len(x)] * comm.size))
 
 
 @mutant("05.5", "any S", "all-parts-equal")

@@ -196,9 +196,7 @@ def averages_the_valid_ones(comm, logits, targets, vocab):
 
 @mutant("05.4", "any V", "own-length-as-step")
 def counts_in_its_own_columns(comm, logits, targets, vocab):
-    return _loss(
-        comm, logits, targets, vocab, start=lambda comm, logits, vocab: comm.rank * logits.shape[-1]
-    )
+    return _loss(comm, logits, targets, vocab, start=lambda comm, logits, vocab: comm.rank * logits.shape[-1])
 
 
 @mutant("05.4", "any V", "drops-the-rest")

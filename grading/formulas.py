@@ -10,11 +10,26 @@ import minidist as md
 
 def scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:
     """Three significant digits and the unit that suits; steps: (size, unit) from the largest to the smallest."""
+    if value == 0:
+        return f"0 {next((unit for size, unit in steps if size == 1), '')}".strip()
     # A value that would print as 1000 of a unit is 1 of the next.
     size, unit = next((step for step in steps if abs(value) * 1.0005 >= step[0]), steps[-1])
     amount = value / size
-    text = f"{amount:.3g}" if abs(amount) < 999.5 else f"{amount:,.0f}"
-    return f"{text} {unit}".strip()
+    return f"{decimal(amount, 3)} {unit}".strip()
+
+
+def decimal(value: float, digits: int = 4) -> str:
+    """A number as people write it: whole from 1000 on, else with so many significant digits; never with an e.
+
+    >>> decimal(150588.2353), decimal(2.5), decimal(0.0000125), decimal(12), decimal(0)
+    ('150,588', '2.5', '0.0000125', '12', '0')
+    """
+    if not math.isfinite(value):
+        return str(value)
+    if value == round(value) or abs(value) >= 999.5:
+        return f"{value:,.0f}"
+    text = f"{value:.{digits}g}"
+    return text if "e" not in text else f"{value:.{digits - 1 - math.floor(math.log10(abs(value)))}f}".rstrip("0")
 
 
 def nbytes(value: float) -> str:
@@ -29,8 +44,8 @@ def nbytes(value: float) -> str:
 def seconds(value: float) -> str:
     """Seconds as text.
 
-    >>> seconds(0.0175), seconds(2), seconds(4e-6), seconds(0.9999)
-    ('17.5 ms', '2 s', '4 us', '1 s')
+    >>> seconds(0.0175), seconds(2), seconds(4e-6), seconds(0.9999), seconds(0)
+    ('17.5 ms', '2 s', '4 us', '1 s', '0 s')
     """
     return scaled(value, ((1, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")))
 
@@ -42,7 +57,7 @@ def count(value: float) -> str:
     ('98,432', '3', '7 billion', '1.25 million')
     """
     if abs(value) < 1e6:
-        return f"{value:,.0f}" if value == int(value) else f"{value:,.4g}"
+        return decimal(value)
     return scaled(value, ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")))
 
 
@@ -51,12 +66,13 @@ def quantity(value: float, unit: str) -> str:
 
     >>> quantity(590592, "bytes"), quantity(0.3, "s"), quantity(1.5, "x parameters"), quantity(98_432, "")
     ('590,592 bytes (591 kB)', '300 ms', '1.5 x parameters', '98,432')
+    >>> quantity(150588.2353, "bytes"), quantity(0, "s"), quantity(545.4848, "ms")
+    ('150,588 bytes (151 kB)', '0 s', '545.5 ms')
     """
     if unit == "s":
         return seconds(value)
-    exact = f"{value:,.0f}" if value == round(value) and abs(value) < 1e15 else f"{value:,.4g}"
     large = f" ({nbytes(value)})" if unit == "bytes" and abs(value) >= 1000 else ""
-    return f"{exact} {unit}{large}".strip()
+    return f"{decimal(value)} {unit}{large}".strip()
 
 
 def ring_bytes(n: int, size: float) -> int:
@@ -76,7 +92,7 @@ def _cost() -> SimpleNamespace:
 
 FORMULAS: Mapping[str, Any] = MappingProxyType(
     {
-        **{f.__name__: f for f in (nbytes, seconds, count, ring_bytes)},
+        **{f.__name__: f for f in (nbytes, seconds, count, quantity, ring_bytes)},
         **{f.__name__: f for f in (abs, float, int, len, max, min, range, round, sorted, str, sum)},
         **{f.__name__: f for f in (math.ceil, math.floor, math.log2, math.sqrt)},
         "cost": _cost(),

@@ -94,6 +94,7 @@ class Choice:
 class Number:
     """A number with a unit. `answer` is an expression; `otherwise` says what to check when no known mistake fits.
 
+    derivation: how the number comes about, step by step in numbers; shown after `why`, and beside a measured result.
     tolerance: relative to the answer. tolerance_abs: in the unit. With neither the number has to be exact.
     """
 
@@ -104,6 +105,7 @@ class Number:
     tolerance: float | None = None
     tolerance_abs: float | None = None
     wrong: tuple[Wrong, ...] = ()
+    derivation: str = ""
 
     def __post_init__(self) -> None:
         _texts(self, "answer", "why", "otherwise")

@@ -120,6 +120,7 @@ def _body(fields: Fields, kind: str) -> Choice | Number | Order | Trace:
             tolerance=fields.number("tolerance"),
             tolerance_abs=fields.number("tolerance_abs"),
             wrong=fields.each("wrong", _wrong, needed=False),
+            derivation=fields.maybe("derivation") or "",
         )
     if kind == "order":
         return Order(fields.each("items", _item), fields.text("mistake"))

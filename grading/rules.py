@@ -10,11 +10,12 @@ from itertools import combinations
 from types import MappingProxyType
 from typing import Any
 
-from grading.draw import Drawn, drawn
+from grading.draw import AnswerError, Drawn, drawn
 from grading.fill import Filled, all_draws
-from grading.formulas import FORMULAS
+from grading.formulas import FORMULAS, quantity
 from grading.question import Choice, Number, Order, Problem, Question, QuestionError, Trace
 from grading.template import FillError, names_in
+from grading.text import possible
 from grading.verdict import Entry, entries, weigh
 
 MOST_DRAWS = 1000
@@ -55,6 +56,8 @@ def texts(question: Question) -> Found:
     yield from ((field, why) for field, why, _ in explanations(question))
     if isinstance(question.body, Trace):
         yield from ((f"rows[{i}].answer", row.answer) for i, row in enumerate(question.body.rows))
+    elif isinstance(question.body, Number) and question.body.derivation:
+        yield "derivation", question.body.derivation
 
 
 def shown(question: Question) -> Found:
@@ -221,6 +224,8 @@ def in_one_draw(question: Question, draw: Mapping[str, Any]) -> Found:
     yield from options_differ(filled)
     if isinstance(question.body, Number):
         yield from numbers_differ(question.body, judged)
+        yield from numbers_can_be_typed(question.body, judged)
+        yield from is_derived(filled)
     elif not right_is_right(display, judged):
         yield "id", "two options have the same key; reword one of them"
 
@@ -260,6 +265,30 @@ def numbers_differ(body: Number, judged: Sequence[Entry]) -> Found:
     for (first, a, within_a), (second, b, within_b) in combinations(numbers, 2):
         if abs(a - b) <= max(within_a, within_b):
             yield second, f"is {b:,.6g}, which counts as {first} too ({a:,.6g}, within {within_a:.3g})"
+
+
+def numbers_can_be_typed(body: Number, judged: Sequence[Entry]) -> Found:
+    """The right number is one that forms accept."""
+    value = judged[0].value
+    assert isinstance(value, float)
+    try:
+        possible(value, body.unit, f"{value:,.6g}")
+    except AnswerError as error:
+        yield "answer", f"{error} Ask for such an amount, or in another unit"
+
+
+def is_derived(filled: Filled) -> Found:
+    """A prediction says how its number comes about, and that ends in the number: the run alone only shows it."""
+    body = filled.question.body
+    assert isinstance(body, Number)
+    if not body.derivation:
+        if filled.question.use == "predict":
+            yield "derivation", "is missing: write how the number comes about, as 2 * 3 / 4 * 493 kB = 739 kB"
+        return
+    last = filled.text("derivation", body.derivation).rpartition("=")[2].strip(" *.`")
+    wanted = quantity(filled.number("answer", body.answer), body.unit)
+    if last not in (wanted, wanted.split(" (")[0]):
+        yield "derivation", f"ends in {last!r}; what stands after its last = has to be the answer, {wanted!r}"
 
 
 def right_is_right(display: Drawn, judged: Sequence[Entry]) -> bool:

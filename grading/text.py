@@ -6,6 +6,7 @@ It stands in wherever widgets cannot run, and is what an exported page or a sear
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import re
 import string
@@ -41,6 +42,7 @@ SECONDS: Mapping[str, float] = {"s": 1, "second": 1, "seconds": 1, "ms": 1e-3, "
 SCALES = (BYTES, {f"{name}/s": size for name, size in BYTES.items()}, SECONDS)
 EXAMPLES: Mapping[str, str] = {"bytes": "590592 or 590.6 kB", "bytes/s": "25 GB/s", "s": "0.25 or 250 ms"}
 ANY_NUMBER = "0.5, 1200 or 1.2e3"
+WHOLE = frozenset({"messages", "microbatches", "numbers", "ranks", "rounds", "slices", "stages", "steps", "tokens"})
 
 
 def widgets_run() -> bool:
@@ -70,17 +72,25 @@ def cell_id() -> str:
 # ---- what a learner types --------------------------------------------------------------------------------------------
 
 
+def in_full(name: object) -> str:
+    """A module or an exercise as it is numbered, two digits first.
+
+    >>> in_full("2"), in_full(2.3), in_full("02.3"), in_full("3.1-left"), in_full("other")
+    ('02', '02.3', '02.3', '03.1-left', 'other')
+    """
+    return re.sub(r"^\d(?!\d)", lambda match: f"0{match[0]}", str(name).strip())
+
+
 def number(typed: str, unit: str = "") -> float:
     """A number as a learner types it, in the question's unit.
 
     >>> number("590,592", "bytes"), number("590.6 kB", "bytes"), number("2 ms", "s"), number("500 MB", "GB")
     (590592.0, 590600.0, 0.002, 0.5)
 
-    Raises AnswerError, saying what to type instead.
+    Raises AnswerError, saying what to type instead, also for what can be no amount of this unit.
     """
     match = re.fullmatch(r"\s*([-+]?[\d.,_]+(?:[eE][-+]?\d+)?)\s*([^\d\s].*?)?\s*", typed)
-    example = EXAMPLES.get(unit, ANY_NUMBER)
-    wanted = f"a number{' in ' + unit if unit else ''}, such as {example}"
+    wanted = f"{amount(unit)}, such as {example(unit)}"
     if match is None:
         raise AnswerError(f"{typed.strip()!r} is not a number: type {wanted}.")
     digits, word = match[1], match[2] or ""
@@ -91,9 +101,32 @@ def number(typed: str, unit: str = "") -> float:
         known = ", ".join(name for name in scales if name) or "none"
         raise AnswerError(f"{word!r} is not a unit of this answer ({known}): type {wanted}.")
     try:
-        return float(digits.replace(",", "")) * scales[word or unit] / scales[unit]
+        value = float(digits.replace(",", "")) * scales[word or unit] / scales[unit]
     except ValueError:
         raise AnswerError(f"{typed.strip()!r} is not a number: type {wanted}.") from None
+    return possible(value, unit, typed.strip())
+
+
+def amount(unit: str) -> str:
+    """What is asked for in a unit.
+
+    >>> amount("bytes"), amount("steps"), amount("")
+    ('a number in bytes, 0 or more', 'a whole number of steps, 0 or more', 'a number, 0 or more')
+    """
+    kind = f"a whole number of {unit}" if unit in WHOLE else f"a number{' in ' + unit if unit else ''}"
+    return f"{kind}, 0 or more"
+
+
+def possible(value: float, unit: str, typed: str) -> float:
+    """The value, if there can be so much of this unit; else raises AnswerError. typed: how it is called there."""
+    if not 0 <= value < math.inf or (unit in WHOLE and value != round(value)):
+        raise AnswerError(f"{typed} cannot be the answer: type {amount(unit)}, such as {example(unit)}.")
+    return value
+
+
+def example(unit: str) -> str:
+    """How an amount of this unit may be typed."""
+    return "3" if unit in WHOLE else EXAMPLES.get(unit, ANY_NUMBER)
 
 
 def parse(drawn: Drawn, typed: Any) -> Any:
@@ -103,7 +136,11 @@ def parse(drawn: Drawn, typed: Any) -> Any:
     Raises AnswerError, saying what to type instead.
     """
     if drawn.kind == "number":
-        return float(typed) if isinstance(typed, int | float) else number(str(typed), drawn.unit)
+        if isinstance(typed, bool):
+            raise AnswerError(f"{typed} is not a number: {how_to_answer(drawn)}.")
+        if isinstance(typed, int | float):
+            return possible(float(typed), drawn.unit, f"{typed:.12g}")
+        return number(str(typed), drawn.unit)
     letters = re.findall(r"[A-Za-z]+", " ".join(typed) if isinstance(typed, list | tuple) else str(typed))
     keys = dict(zip(LETTERS, (option.key for option in drawn.options), strict=False))
     unknown = [letter for letter in letters if letter.lower() not in keys]
@@ -130,8 +167,7 @@ def how_to_answer(drawn: Drawn) -> str:
     if drawn.kind == "several":
         return f'give every letter of {letters} that is right, such as "a, c"'
     if drawn.kind == "number":
-        unit = f" in {drawn.unit}" if drawn.unit else ""
-        return f"give a number{unit}, such as {EXAMPLES.get(drawn.unit, ANY_NUMBER)}"
+        return f"give {amount(drawn.unit)}, such as {example(drawn.unit)}"
     if drawn.kind == "order":
         return f'give all of {letters} in order, such as "{" ".join(reversed(LETTERS[: len(drawn.options)]))}"'
     return f"give a letter of {letters} for each of the {len(drawn.rows)} rows, from top to bottom"
@@ -142,7 +178,7 @@ def how_to_fill(drawn: Drawn) -> str:
     return {
         "choice": "pick one",
         "several": "tick every right one",
-        "number": f"type a number{' in ' + drawn.unit if drawn.unit else ''}",
+        "number": f"type {amount(drawn.unit)}",
         "order": "choose what stands at each place",
         "trace": "choose an answer for each row",
     }[drawn.kind]

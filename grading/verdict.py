@@ -132,7 +132,8 @@ def _numbers(filled: Filled, body: Number) -> Iterator[Entry]:
         within = abs(value) * relative if body.tolerance_abs is None else body.tolerance_abs
         return Entry(Part("", quantity(value, body.unit), right, why, mistake, cell), value, within)
 
-    yield entry(filled.number("answer", body.answer), True, filled.text("why", body.why), None, here)
+    why = f"{filled.text('why', body.why)} {filled.text('derivation', body.derivation)}".strip()
+    yield entry(filled.number("answer", body.answer), True, why, None, here)
     for i, wrong in enumerate(body.wrong):
         value, why = filled.number(f"wrong[{i}].value", wrong.value), filled.text(f"wrong[{i}].why", wrong.why)
         yield entry(value, False, why, wrong.mistake, wrong.cell or here)

@@ -39,12 +39,13 @@ class Item:
 @dataclass(frozen=True)
 class Outcome:
     """How one cell was judged. part: an exercise's or a test's id. text: what the learner reads. notes: what only the
-    instructor does."""
+    instructor does. held: why a person has to look at the points, "" if nobody has."""
 
     part: str
     items: tuple[Item, ...]
     text: str
     notes: tuple[str, ...] = ()
+    held: str = ""
 
     @property
     def points(self) -> float:
@@ -68,4 +69,4 @@ class Outcome:
             Item(**{**item, "chosen": tuple(item["chosen"]), "mistakes": tuple(item["mistakes"])})
             for item in data["items"]
         )
-        return Outcome(data["part"], items, data["text"], tuple(data["notes"]))
+        return Outcome(data["part"], items, data["text"], tuple(data["notes"]), data.get("held", ""))

@@ -85,7 +85,8 @@ def _enter_notebook(book: Any, name: str, learner: str, title: str, notebook: No
         blocked = (
             [item.name for item in judged[grade_id].items if item.state == "blocked"] if grade_id in judged else []
         )
-        grade.needs_manual_grade = bool(blocked) or grade.auto_score is None or grade.manual_score is not None
+        held = judged[grade_id].held if grade_id in judged else ""
+        grade.needs_manual_grade = bool(blocked or held) or grade.auto_score is None or grade.manual_score is not None
         if blocked and solution:
             remarks[solution].append(BLOCKED.format(", ".join(blocked)))
     for grade_id, lines in remarks.items():

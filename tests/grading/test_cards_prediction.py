@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from grading import prediction, shelf
+from grading.formulas import quantity
 from grading.log import record
 from grading.prediction import _widget, compare, predict, reveal
 
@@ -55,8 +56,33 @@ def test_the_comparison_shows_prediction_formula_and_measurement(desk: Any, cell
     assert texts[0] == "20 kB"
     assert texts[1] == f"{(expected or 0) / 1000:g} kB"
     assert texts[2] == "14 kB"
-    assert said.startswith(("**Right.**", "**Not right.**"))
+    assert said.startswith("**Not right.**")
+    assert "Your prediction: **20,000 bytes (20 kB)**; by the formula: **" in said
+    assert "measured: **14,000 bytes (14 kB)**." in said
     assert desk.entries("measured")[0]["value"] == 14000
+
+
+@pytest.mark.parametrize("answer", ["1 kB", "right"])
+def test_whatever_was_predicted_the_comparison_says_how_the_number_comes_about(
+    desk: Any, cells: list[Any], answer: str
+):
+    asked = shelf.ask("sample-number")
+    expected = asked.judge(1.0).expected or 0
+    predict("sample-number", expected if answer == "right" else answer)
+    compare("sample-number", expected)
+    said, _ = cells[-1]
+    assert said.count(f" kB = {quantity(expected, 'bytes')}.") == 1
+    assert ("**How the number comes about.**" in said) == (answer != "right")
+
+
+@pytest.mark.parametrize("typed", ["-5", "-5 bytes", "3 ms", "nan", "1e999"])
+def test_an_impossible_prediction_is_refused_before_it_is_final(desk: Any, cells: list[Any], typed: str):
+    box = _widget(shelf.ask("sample-number"))
+    fill_and_commit(box, typed)
+    assert "type a number in bytes, 0 or more" in box.children[-1].outputs[0]["data"]["text/markdown"]
+    assert desk.entries("predicted") == []
+    fill_and_commit(box, "0")
+    assert [entry["answer"] for entry in desk.entries("predicted")] == [0]
 
 
 def test_a_prediction_stays_as_it_was_made_also_after_a_restart(

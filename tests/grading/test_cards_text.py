@@ -32,7 +32,7 @@ def test_doctests(name: str):
         (" 590,592 bytes ", "bytes", 590592),
         ("1.5GiB", "bytes", 1.5 * 2**30),
         ("2_000", "bytes", 2000),
-        ("-3.5e-2", "", -0.035),
+        ("+3.5e-2", "", 0.035),
         ("25 GB/s", "bytes/s", 25e9),
         ("25000 MB/s", "GB/s", 25),
         ("0.5", "GB", 0.5),
@@ -47,19 +47,31 @@ def test_numbers_as_people_write_them(typed: str, unit: str, value: float):
 @pytest.mark.parametrize(
     ("typed", "unit", "said"),
     [
-        ("many", "bytes", "'many' is not a number: type a number in bytes, such as 590592 or 590.6 kB"),
+        ("many", "bytes", "'many' is not a number: type a number in bytes, 0 or more, such as 590592 or 590.6 kB"),
         ("", "", "is not a number"),
         ("0,5", "s", "use a point for decimals"),
         ("12 apples", "bytes", "'apples' is not a unit of this answer"),
         ("3 ms", "bytes", "'ms' is not a unit"),
         ("1.2.3", "", "is not a number"),
         ("4 %", "ranks", "'%' is not a unit of this answer (ranks)"),
+        ("-5", "bytes", "-5 cannot be the answer: type a number in bytes, 0 or more, such as 590592"),
+        ("-1 ms", "s", "-1 ms cannot be the answer: type a number in s, 0 or more"),
+        ("1e999", "GB", "1e999 cannot be the answer"),
+        ("2.5", "steps", "2.5 cannot be the answer: type a whole number of steps, 0 or more, such as 3"),
+        ("nan", "s", "'nan' is not a number"),
     ],
 )
 def test_what_is_no_number_is_told_how_to_write_one(typed: str, unit: str, said: str):
     with pytest.raises(AnswerError) as caught:
         text.number(typed, unit)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("typed", [-5, -0.1, float("nan"), float("inf"), True])
+def test_a_number_in_python_has_to_be_possible_too(typed: float):
+    with pytest.raises(AnswerError, match="a number in bytes, 0 or more"):
+        text.parse(drawn("number", "bytes"), typed)
+    assert text.parse(drawn("number", "bytes"), 0) == 0
 
 
 @pytest.mark.parametrize(

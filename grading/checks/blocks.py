@@ -152,7 +152,7 @@ def dense(function: Callable[..., Tensor], inputs: Mapping[str, Any], grad: Tens
     y = function(**leaves)
     found = {"y": y.detach()}
     if grad is not None:
-        y.backward(grad)
+        (y * grad).sum().backward()
         found |= {name: x.grad for name, x in leaves.items() if isinstance(x, Tensor) and x.grad is not None}
     return found
 

@@ -74,7 +74,7 @@ def draw_passes(
     n = len(orders)
     case = gradients.draw(rng, parameters, n, label, passes=passes, steps=steps)
     named, grads, _ = case.facts[0]
-    secrets = {f"{i} {name}": rng.choice((1.0, 2.0, 3.0)) for i in range(passes * steps) for name in named}
+    secrets = {f"{i} {name}": rng.choice((1.0, 2.0, 4.0)) for i in range(passes * steps) for name in named}
     found = []
     for number in range(passes * steps):
         of_pass = []

@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, NoReturn
 
 import torch
@@ -166,17 +166,20 @@ class Learner:
             function, self._lines = function
         names = getattr(function, "__globals__", {})
         for name, stand_in in given.items():
-            names[name] = _announced(name, pickle.loads(stand_in), transport)
+            names[name] = _announced(name, self.spare(pickle.loads(stand_in)), transport)
         return function
 
-    def spare(self, body: Callable[..., Any]) -> Callable[..., Any]:
-        """The body of a check, whose frames, with those of functions inside it, are not the learner's."""
-        todo = [body.__code__]
+    def spare(self, ours: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of a check, whose frames, with those of what its file defines for it, are not the learner's."""
+        beside = [each for each in ours.__globals__.values() if getattr(each, "__module__", "") == ours.__module__]
+        members = [member for each in beside if isinstance(each, type) for member in vars(each).values()]
+        functions = [getattr(each, "__func__", each) for each in (ours, *beside, *members)]
+        todo = [each.__code__ for each in functions if isinstance(each, FunctionType)]
         while todo:
             code = todo.pop()
             self._ours.add(code)
             todo += [const for const in code.co_consts if isinstance(const, CodeType)]
-        return body
+        return ours
 
     def is_theirs(self, frame: FrameType) -> bool:
         """Whether this frame runs code that the learner wrote."""

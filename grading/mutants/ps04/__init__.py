@@ -1,0 +1,1 @@
+"""Mutants of assignment 04, one file for each exercise."""

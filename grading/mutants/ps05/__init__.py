@@ -1,0 +1,1 @@
+"""Mutants of assignment 05, one file for each exercise."""

@@ -84,6 +84,16 @@ def ring_bytes(n: int, size: float) -> int:
     return md.cost.bytes_sent("all_reduce", int(size), n)
 
 
+def zero_bytes(stage: int, parameters: int, ranks: int, weight: int = 4, gradient: int = 4, optimizer: int = 8) -> float:
+    """Bytes one rank keeps between steps of ZeRO's stage; weight, gradient, optimizer: bytes of them for a parameter.
+
+    >>> zero_bytes(0, 1000, 4, 2, 2, 12), zero_bytes(1, 1000, 4, 2, 2, 12), zero_bytes(3, 1000, 4, 2, 2, 12)
+    (16000, 7000, 4000)
+    """
+    parts = (optimizer, gradient, weight)
+    return sum(parameters * part / (ranks if stage > i else 1) for i, part in enumerate(parts))
+
+
 def _cost() -> SimpleNamespace:
     """The cost formulas under their own names, so that a question writes cost.ring_all_reduce(count, n)."""
     own = {name: f for name, f in vars(md.cost).items() if getattr(f, "__module__", "") == md.cost.__name__}
@@ -92,7 +102,7 @@ def _cost() -> SimpleNamespace:
 
 FORMULAS: Mapping[str, Any] = MappingProxyType(
     {
-        **{f.__name__: f for f in (nbytes, seconds, count, quantity, ring_bytes)},
+        **{f.__name__: f for f in (nbytes, seconds, count, quantity, ring_bytes, zero_bytes)},
         **{f.__name__: f for f in (abs, float, int, len, max, min, range, round, sorted, str, sum)},
         **{f.__name__: f for f in (math.ceil, math.floor, math.log2, math.sqrt)},
         "cost": _cost(),

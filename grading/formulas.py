@@ -6,6 +6,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import minidist as md
+from minidist.plan.memory import zero_memory
 
 
 def scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:
@@ -84,14 +85,13 @@ def ring_bytes(n: int, size: float) -> int:
     return md.cost.bytes_sent("all_reduce", int(size), n)
 
 
-def zero_bytes(stage: int, parameters: int, ranks: int, weight: int = 4, gradient: int = 4, optimizer: int = 8) -> float:
-    """Bytes one rank keeps between steps of ZeRO's stage; weight, gradient, optimizer: bytes of them for a parameter.
+def zero_bytes(stage: int, parameters: float, ranks: int, weight: int = 4, grad: int = 4, optimizer: int = 8) -> float:
+    """Bytes one rank keeps between steps of ZeRO's stage; weight, grad, optimizer: bytes a parameter has of them.
 
-    >>> zero_bytes(0, 1000, 4, 2, 2, 12), zero_bytes(1, 1000, 4, 2, 2, 12), zero_bytes(3, 1000, 4, 2, 2, 12)
-    (16000, 7000, 4000)
+    >>> [zero_bytes(stage, 1000, 4, 2, 2, 12) for stage in range(4)]
+    [16000.0, 7000.0, 5500.0, 4000.0]
     """
-    parts = (optimizer, gradient, weight)
-    return sum(parameters * part / (ranks if stage > i else 1) for i, part in enumerate(parts))
+    return zero_memory(parameters, ranks, stage, weight, grad, optimizer).total
 
 
 def _cost() -> SimpleNamespace:

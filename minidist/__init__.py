@@ -26,6 +26,7 @@ from minidist.plan.fit import fit_alpha_beta as fit_alpha_beta
 from minidist.plan.hardware import Chip as Chip
 from minidist.plan.hardware import Cluster as Cluster
 from minidist.plan.hardware import Link as Link
+from minidist.plan.sharded import sharded_step as sharded_step
 from minidist.plan.step import data_parallel_step as data_parallel_step
 from minidist.timeline import Span as Span
 from minidist.timeline import Timeline as Timeline
@@ -57,6 +58,7 @@ __all__ = [
     "name_layer",
     "pace_compute",
     "partition",
+    "sharded_step",
     "stdlib_tokens",
     "token_loss",
     "world_from_env",

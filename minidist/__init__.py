@@ -21,6 +21,13 @@ from minidist.optim import AdamW as AdamW
 from minidist.parallel.data import DataParallel as DataParallel
 from minidist.parallel.data import average_gradients as average_gradients
 from minidist.parallel.paced import pace_compute as pace_compute
+from minidist.placement import Partial as Partial
+from minidist.placement import Replicate as Replicate
+from minidist.placement import Shard as Shard
+from minidist.placement import grad_norm as grad_norm
+from minidist.placement import place as place
+from minidist.placement import placement_of as placement_of
+from minidist.placement import redistribute as redistribute
 from minidist.plan import cost as cost
 from minidist.plan.fit import fit_alpha_beta as fit_alpha_beta
 from minidist.plan.hardware import Chip as Chip
@@ -44,6 +51,9 @@ __all__ = [
     "LaunchError",
     "Link",
     "Mesh",
+    "Partial",
+    "Replicate",
+    "Shard",
     "Span",
     "Started",
     "Timeline",
@@ -54,11 +64,15 @@ __all__ = [
     "data_parallel_step",
     "fit_alpha_beta",
     "global_tokens",
+    "grad_norm",
     "launch",
     "name_layer",
     "pace_compute",
     "partition",
     "sharded_step",
+    "place",
+    "placement_of",
+    "redistribute",
     "stdlib_tokens",
     "token_loss",
     "world_from_env",

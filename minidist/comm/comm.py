@@ -126,28 +126,36 @@ class Comm:
         started = self._transport.broadcast(data, src)
         return self._close(opened, x.nbytes, started, lambda: wire.unpack(data, x), async_op)
 
-    def all_gather(self, x: Tensor, sizes: Sequence[int] | None = None, *, async_op: bool = False) -> Any:
+    def all_gather(
+        self, x: Tensor, sizes: Sequence[int] | None = None, *, out: Tensor | None = None, async_op: bool = False
+    ) -> Any:
         """Everyone's x, concatenated along dim 0 in the order of the ranks: [n_r, ...] -> [sum of n_r, ...].
 
         sizes: n_r of every rank, if known. If not, the lengths travel first, with small tensors beside them; the call
-        then waits, also with async_op, until every rank has called.
+        then waits, also with async_op, until every rank has called. out: contiguous memory for the result, of its
+        shape; where no sizes are given, x is this rank's `md.partition` slice of it. x may be its place in out.
         """
         wire.check("all_gather", x, self.device)
         x = wire.rows(x)
+        if out is not None:
+            wire.check("all_gather", out, self.device, written=True)
+            sizes = lengths(len(out), self.size) if sizes is None else sizes
         if sizes is not None and (len(sizes) != self.size or sizes[self.rank] != len(x)):
             mine = f"that of rank {self.rank} {len(x)}"
             raise ValueError(f"all_gather: sizes {list(sizes)} must be {self.size} lengths, {mine}")
+        if out is not None and sizes is not None:
+            wire.check_out("all_gather", out, x, sum(sizes))
         asked = "" if sizes is None else f"(sizes={list(sizes)})"
-        opened, data, out = self._open("all_gather", x, asked, ragged=True, names=True), wire.pack(x), None
+        opened, data, whole = self._open("all_gather", x, asked, ragged=True, names=True), wire.pack(x), None
         if sizes is None:
             with self.watch.waiting("all_gather"):
-                sizes, out = self._transport.introduce(data)
+                sizes, whole = self._transport.introduce(data)
         started = Started()
-        if out is None:
-            out = data.new_empty(sum(sizes), *x.shape[1:])
-            started = self._transport.all_gather(out, data, sizes)
-        whole = out.view(x.dtype)
-        return self._close(opened, whole.nbytes, started, lambda: whole, async_op)
+        if whole is None:
+            whole = data.new_empty(sum(sizes), *x.shape[1:]) if out is None else wire.pack(out)
+            started = self._transport.all_gather(whole, data, sizes)
+        result = whole.view(x.dtype) if out is None else out
+        return self._close(opened, result.nbytes, started, lambda: result, async_op)
 
     def reduce_scatter(self, x: Tensor, op: str = "sum", *, async_op: bool = False) -> Any:
         """This rank's `md.partition` slice, along dim 0, of the reduction of x over all ranks; x stays as it is.

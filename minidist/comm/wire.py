@@ -55,6 +55,14 @@ def check(op: str, x: Tensor, device: torch.device, *, written: bool = False) ->
         _guard(op, x)
 
 
+def check_out(op: str, out: Tensor, x: Tensor, length: int) -> None:
+    """Raise unless `out` is contiguous memory for `length` rows of x's kind."""
+    shape = [length, *x.shape[1:]]
+    if list(out.shape) != shape or out.dtype != x.dtype or not out.is_contiguous():
+        is_now = f"{name(out.dtype)} {list(out.shape)}" + ("" if out.is_contiguous() else ", not contiguous")
+        raise ValueError(f"{op}: out must be contiguous {name(x.dtype)} {shape}, and is {is_now}")
+
+
 def check_reduction(op: str, reduction: str, x: Tensor) -> None:
     """Raise unless `reduction` is defined for x's element type."""
     if reduction not in REDUCTIONS:

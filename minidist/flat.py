@@ -1,0 +1,285 @@
+"""Many parameters in one flat tensor, of which each rank of a group owns a slice: what is gathered and reduced at once.
+
+A message costs time however short it is, so the parameters of a layer travel together. They lie side by side in one
+flat tensor and are views of it, so that nothing is copied on the way in or out, and `md.partition` cuts it: a rank's
+slice may begin in the middle of a parameter. Which of the three, parameters, gradients and optimizer state, a rank
+keeps in full and of which its slice alone, is `Rest`; ZeRO's stages are four values of it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from math import copysign
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minidist.comm.comm import Comm
+from minidist.comm.partition import partition
+from minidist.placement import Partial, Placement, Replicate, Shard, place, placements
+
+UNUSED = -0.0
+"""What a rank sends for a parameter that its loss did not reach: a sum is -0.0 only if every term is (decision 006)."""
+
+
+@dataclass(frozen=True)
+class Rest:
+    """Where parameters, gradients and optimizer state rest between steps."""
+
+    params: Placement
+    grads: Placement
+    optimizer: Placement
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all flat tensors of a model have in common.
+
+    comm: the ranks that share them out. replicas: the ranks that hold the same slice, if there are others than this
+    one. axis: name of comm's axis in the mesh. master: device and dtype of what the optimizer updates; None: the
+    parameters' own. grad_dtype: in which gradients are summed and rest.
+    """
+
+    comm: Comm
+    replicas: Comm | None
+    axis: str
+    rest: Rest
+    master_device: torch.device | None
+    master_dtype: torch.dtype | None
+    grad_dtype: torch.dtype | None
+
+    @property
+    def ranks(self) -> int:
+        """Over how many gradients are averaged."""
+        return self.comm.size * (1 if self.replicas is None else self.replicas.size)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The part of parameter number `index` that this rank's slice holds: its elements from `start` on.
+
+    tensor: [elements], a view into the slice; the optimizer updates it.
+    """
+
+    index: int
+    name: str
+    start: int
+    tensor: nn.Parameter
+
+
+class Flat:
+    """Parameters side by side, all of one dtype, on one device, and all trained or all frozen.
+
+    full: [N], the parameters are views of it; while they are not here its memory is freed. shard: this rank's slice of
+    it. master: what the optimizer updates, the shard itself or a copy in another dtype or on another device. grads:
+    [N], the sum of this rank's gradients, divided by the number of ranks, until they are reduced. grad_shard: the slice
+    of the sum over the ranks.
+    """
+
+    def __init__(self, named: Mapping[str, nn.Parameter], setting: Setting) -> None:
+        self.names, self.parameters, self.setting = list(named), list(named.values()), setting
+        first = self.parameters[0]
+        self.trained = first.requires_grad
+        *self.starts, self.size = accumulate((p.numel() for p in self.parameters), initial=0)
+        self.shapes = [(p.shape, torch.empty_like(p, device="meta").stride()) for p in self.parameters]
+        everything = slice(0, self.size)
+        parts = partition(self.size, setting.comm.size)
+        self.part = parts[setting.comm.rank] if setting.rest.optimizer == Shard() else everything
+        self.sharded = setting.rest.params == Shard()
+        self.sizes = [part.stop - part.start for part in parts]
+
+        self.full = first.data.new_empty(self.size)
+        self.views = self.views_of(self.full)
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            view.copy_(parameter.data)
+            parameter.data = view
+        self.spread_first_values()
+        self.shard = self.full[self.part].clone() if self.sharded else self.full[self.part]
+        self.nothing = [first.data.new_full((), torch.nan).expand(p.shape) for p in self.parameters]
+        self.gathering: Any = None
+        self.here = True
+
+        device = setting.master_device or self.shard.device
+        dtype = setting.master_dtype or self.shard.dtype
+        self.own_master = (device, dtype) != (self.shard.device, self.shard.dtype)
+        self.master = self.shard.to(device, dtype) if self.own_master and self.trained else self.shard
+        self.grad_dtype = setting.grad_dtype or first.dtype
+        self.pieces = self.make_pieces() if self.trained else []
+        self.zero = torch.zeros((), dtype=self.grad_dtype, device=first.device)
+        self.grads: Tensor | None = None
+        self.grad_shard: Tensor | None = None
+        self.reducing: Any = None
+        self.used: set[int] = set()  # parameters of which `grads` holds something
+        self.reduced = False  # `grads`, where it stays, holds in its own part the sum over the ranks
+        self.expect_all()
+        if self.sharded:
+            self.reshard()
+
+    def views_of(self, flat: Tensor) -> list[Tensor]:
+        """The parts of a flat tensor [N] in the parameters' shapes and memory order."""
+        return [
+            flat.as_strided(shape, stride, start)
+            for (shape, stride), start in zip(self.shapes, self.starts, strict=True)
+        ]
+
+    def spread_first_values(self) -> None:
+        """Everybody starts with the values of the first rank."""
+        for comm in (self.setting.comm, self.setting.replicas):
+            if comm is not None and comm.size > 1:
+                comm.broadcast(self.full, 0)
+
+    def make_pieces(self) -> list[Piece]:
+        pieces = []
+        ends = [*self.starts[1:], self.size]
+        for index, (begin, end) in enumerate(zip(self.starts, ends, strict=True)):
+            start, stop = max(begin, self.part.start), min(end, self.part.stop)
+            if start < stop:
+                view = self.master[start - self.part.start : stop - self.part.start]
+                tensor = nn.Parameter(view)
+                tensor.grad_dtype = self.grad_dtype
+                for axis, placement in placements(self.parameters[index]).items():
+                    place(tensor, axis, placement)
+                if self.setting.rest.optimizer == Shard():
+                    place(tensor, self.setting.axis, Shard())
+                pieces.append(Piece(index, self.names[index], start - begin, tensor))
+        return pieces
+
+    # ---- parameters: unshard and reshard -----------------------------------------------------------------------------
+
+    def start_unshard(self) -> None:
+        """Begin to gather the parameters, if they are not here or on their way."""
+        if self.here or self.gathering is not None:
+            return
+        self.full.untyped_storage().resize_(self.size * self.full.itemsize)
+        # Through `data`: the forward pass has saved views of this memory, and autograd would take what arrives in it
+        # for a change of them.
+        self.gathering = self.setting.comm.all_gather(self.shard, self.sizes, out=self.full.data, async_op=True)
+
+    def unshard(self) -> None:
+        """The parameters are here."""
+        if self.here:
+            return
+        self.start_unshard()
+        self.gathering.wait()
+        self.gathering = None
+        self.here = True
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            parameter.data = view
+
+    def reshard(self) -> None:
+        """Free the parameters. Whoever reads one now sees NaN: the memory is gone, although views of it were saved."""
+        if self.gathering is not None:
+            self.unshard()
+        if not (self.sharded and self.here):
+            return
+        for parameter, nothing in zip(self.parameters, self.nothing, strict=True):
+            parameter.data = nothing
+        self.full.untyped_storage().resize_(0)
+        self.here = False
+
+    # ---- gradients ---------------------------------------------------------------------------------------------------
+
+    def expect_all(self) -> None:
+        """A new backward pass: no gradient has come."""
+        self.waiting = set(range(len(self.parameters))) if self.trained else set()
+
+    def deliver(self, index: int) -> None:
+        """Add the parameter's gradient, divided by the number of ranks, to the flat tensor, and take it away there."""
+        parameter, scale = self.parameters[index], 1 / self.setting.ranks
+        grad, parameter.grad = parameter.grad, None
+        self.waiting.remove(index)
+        assert grad is not None
+        if grad.layout is not torch.strided:
+            raise TypeError(
+                f"{self.names[index]} has a sparse gradient, which has no slices: build its embedding with sparse=False"
+            )
+        self.open_grads()
+        view = self.grad_views[index]
+        if index in self.used:
+            view.add_(grad, alpha=scale)
+        elif grad.dtype == view.dtype:
+            torch.add(self.zero, grad, alpha=scale, out=view)  # 0 + x, so that no x is -0.0
+        else:
+            view.copy_(grad).mul_(scale).add_(0.0)
+        self.used.add(index)
+
+    def open_grads(self) -> None:
+        """Memory for gradients, holding what is to be added to."""
+        if self.grads is None:
+            self.grads = torch.empty(self.size, dtype=self.grad_dtype, device=self.full.device)
+            self.grad_views = self.views_of(self.grads)
+        if self.reduced:  # a second averaged backward pass: what is there must be counted by one rank alone
+            mine = self.part if self.setting.rest.optimizer == Shard() or self.setting.comm.rank == 0 else slice(0, 0)
+            if self.setting.replicas is not None and self.setting.replicas.rank != 0:
+                mine = slice(0, 0)
+            self.grads[: mine.start].fill_(UNUSED)
+            self.grads[mine.stop :].fill_(UNUSED)
+            self.used = set(range(len(self.parameters)))
+            self.reduced = False
+
+    def start_reduce(self) -> None:
+        """Everything has come that will come: begin to sum over the ranks."""
+        if not self.trained:
+            return
+        self.open_grads()
+        for index in set(range(len(self.parameters))) - self.used:
+            self.grad_views[index].fill_(UNUSED)
+        comm = self.setting.comm
+        whole = self.setting.rest.optimizer == Replicate()
+        call = comm.all_reduce if whole else comm.reduce_scatter
+        self.reducing = call(self.grads, async_op=True)
+
+    def finish_reduce(self) -> None:
+        """The slice of the sum is here, and every piece has its gradient."""
+        if not self.trained:
+            return
+        total, self.reducing = self.reducing.wait(), None
+        if self.setting.replicas is not None:
+            self.setting.replicas.all_reduce(total)
+        if self.setting.rest.grads == Partial():
+            if total is not self.grads:
+                self.grads[self.part].copy_(total)
+            self.grad_shard, self.reduced = self.grads[self.part].to(self.master.device), True
+        else:
+            self.grads, self.grad_views = None, []
+            total = total.to(self.master.device)
+            self.grad_shard = total if self.grad_shard is None else self.grad_shard.add_(total)
+        self.hand_out()
+        self.used = set()
+
+    def hand_out(self) -> None:
+        """Every piece's grad is its part of the slice; None where no rank had any."""
+        assert self.grad_shard is not None
+        end = 0
+        for piece in self.pieces:
+            start, end = end, end + piece.tensor.numel()
+            unused = piece.index not in self.used and is_unused(self.grad_shard[start].item())
+            piece.tensor.grad = None if unused else self.grad_shard[start:end]
+
+    def drop_grads(self) -> None:
+        """Forget the gradients."""
+        for piece in self.pieces:
+            piece.tensor.grad = None
+        self.grad_shard, self.used, self.reduced = None, set(), False
+
+    # ---- after the optimizer -----------------------------------------------------------------------------------------
+
+    def start_update(self) -> None:
+        """The optimizer has changed the pieces: begin to give every rank what it keeps of them."""
+        if self.own_master and self.trained:
+            self.shard.copy_(self.master)
+        if self.trained and not self.sharded and self.setting.rest.optimizer == Shard():
+            data = self.full.data
+            self.gathering = self.setting.comm.all_gather(data[self.part], self.sizes, out=data, async_op=True)
+
+    def finish_update(self) -> None:
+        """The parameters are up to date."""
+        if self.gathering is not None:
+            self.gathering.wait()
+            self.gathering = None
+
+
+def is_unused(total: complex) -> bool:
+    """Whether a sum is -0.0: no rank had anything to add."""
+    return total == 0 and copysign(1, total.real) < 0

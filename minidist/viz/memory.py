@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from minidist.plan import hardware
-from minidist.plan.memory import Held, zero_memory
+from minidist.plan.memory import SHARDED, Held, zero_memory
 from minidist.viz.charts import SERIES, between
 from minidist.viz.explore import Explorer
 from minidist.viz.style import (
@@ -44,23 +44,24 @@ MOST_RANKS = 1024
 # ---- which slices ----------------------------------------------------------------------------------------------------
 
 
-def kept(stages: Mapping[str, Mapping[str, bool]], ranks: int = 4) -> Figure:
+def kept(ranks: int = 4, moments: int = 2) -> Figure:
     """Who keeps what between steps: a panel for each stage, a row for each rank, a box for each state.
 
-    stages: name of a stage -> state -> whether it is cut. A box has a piece for each rank; those this rank keeps are
-    filled, in the rank's colour where nobody else keeps them and grey where all do.
+    A box has a piece for each rank; filled are those that this rank keeps, in its colour where no other rank does, grey
+    where all do. moments: how many numbers the optimizer remembers for a parameter.
     """
-    fig, axes = canvas(8.6, 0.34 * ranks + 1.15, 1, len(stages))
-    for ax, (stage, states) in zip(axes, stages.items(), strict=True):
-        for rank in range(ranks):
-            for column, cut in enumerate(states.values()):
-                _box(ax, 1.25 * column, -1.3 * rank, rank, ranks, cut)
-        for column, state in enumerate(states):
-            ax.text(1.25 * column + 0.5, 1.12, state, ha="left", va="bottom", size=8, rotation=40, color=INK)
-        ax.set_xlim(-0.15, 1.25 * len(states) + 0.65)
+    columns = {"parameters": "params", "gradients": "grads"}
+    columns |= {f"moment {i + 1}" if moments > 1 else "moment": "optimizer" for i in range(moments)}
+    fig, axes = canvas(8.6, 0.34 * ranks + 1.15, 1, len(SHARDED))
+    for ax, (stage, cut) in zip(axes, SHARDED.items(), strict=True):
+        for column, (name, state) in enumerate(columns.items()):
+            for rank in range(ranks):
+                _box(ax, 1.25 * column, -1.3 * rank, rank, ranks, state in cut)
+            ax.text(1.25 * column + 0.5, 1.12, name, ha="left", va="bottom", size=8, rotation=40, color=INK)
+        ax.set_xlim(-0.15, 1.25 * len(columns) + 0.65)
         ax.set_ylim(-1.3 * (ranks - 1) - 0.1, 3.3)
         bare(ax)
-        ax.set_title(stage, size=10, color=INK)
+        ax.set_title(f"stage {stage}" if stage else "stage 0: plain data parallelism", size=10, color=INK)
     for rank in range(ranks):
         axes[0].text(-0.25, -1.3 * rank + 0.5, f"rank {rank}", ha="right", va="center", size=9, color=INK)
     return fig

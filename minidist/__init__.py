@@ -13,6 +13,9 @@ from minidist.launch import launch as launch
 from minidist.launch import world_from_env as world_from_env
 from minidist.loss import global_tokens as global_tokens
 from minidist.loss import token_loss as token_loss
+from minidist.memory import PeakMemory as PeakMemory
+from minidist.memory import optimizer_tensors as optimizer_tensors
+from minidist.memory import storage_bytes as storage_bytes
 from minidist.mesh import Mesh as Mesh
 from minidist.models.gpt import GPT as GPT
 from minidist.models.gpt import GPTConfig as GPTConfig
@@ -21,6 +24,7 @@ from minidist.optim import AdamW as AdamW
 from minidist.parallel.data import DataParallel as DataParallel
 from minidist.parallel.data import average_gradients as average_gradients
 from minidist.parallel.paced import pace_compute as pace_compute
+from minidist.parallel.zero import Zero as Zero
 from minidist.placement import Partial as Partial
 from minidist.placement import Replicate as Replicate
 from minidist.placement import Shard as Shard
@@ -33,6 +37,8 @@ from minidist.plan.fit import fit_alpha_beta as fit_alpha_beta
 from minidist.plan.hardware import Chip as Chip
 from minidist.plan.hardware import Cluster as Cluster
 from minidist.plan.hardware import Link as Link
+from minidist.plan.memory import zero_memory as zero_memory
+from minidist.plan.memory import zero_traffic as zero_traffic
 from minidist.plan.sharded import sharded_step as sharded_step
 from minidist.plan.step import data_parallel_step as data_parallel_step
 from minidist.timeline import Span as Span
@@ -52,12 +58,14 @@ __all__ = [
     "Link",
     "Mesh",
     "Partial",
+    "PeakMemory",
     "Replicate",
     "Shard",
     "Span",
     "Started",
     "Timeline",
     "Transport",
+    "Zero",
     "algorithms",
     "average_gradients",
     "cost",
@@ -67,13 +75,17 @@ __all__ = [
     "grad_norm",
     "launch",
     "name_layer",
+    "optimizer_tensors",
     "pace_compute",
     "partition",
-    "sharded_step",
     "place",
     "placement_of",
     "redistribute",
+    "sharded_step",
     "stdlib_tokens",
+    "storage_bytes",
     "token_loss",
     "world_from_env",
+    "zero_memory",
+    "zero_traffic",
 ]

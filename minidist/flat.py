@@ -6,7 +6,8 @@ slice may begin in the middle of a parameter. Which of the three, parameters, gr
 keeps in full and of which its slice alone, is `Rest`; ZeRO's stages are four values of it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from math import copysign
@@ -36,18 +37,17 @@ class Rest:
 class Setting:
     """What all flat tensors of a model have in common.
 
-    comm: the ranks that share them out. replicas: the ranks that hold the same slice, if there are others than this
-    one. axis: name of comm's axis in the mesh. master: device and dtype of what the optimizer updates; None: the
-    parameters' own. grad_dtype: in which gradients are summed and rest.
+    comm: the ranks that share them out. replicas: the ranks that hold the same slice, where there are several. axis:
+    name of comm's axis in the mesh. grad_dtype: in which gradients are summed and rest; None: the parameters' own, or
+    float32 for those of 16 bit. offload: what the optimizer updates, and its gradients, are on the CPU.
     """
 
     comm: Comm
     replicas: Comm | None
     axis: str
     rest: Rest
-    master_device: torch.device | None
-    master_dtype: torch.dtype | None
-    grad_dtype: torch.dtype | None
+    grad_dtype: torch.dtype | None = None
+    offload: bool = False
 
     @property
     def ranks(self) -> int:
@@ -100,14 +100,16 @@ class Flat:
         self.gathering: Any = None
         self.here = True
 
-        device = setting.master_device or self.shard.device
-        dtype = setting.master_dtype or self.shard.dtype
-        self.own_master = (device, dtype) != (self.shard.device, self.shard.dtype)
-        self.master = self.shard.to(device, dtype) if self.own_master and self.trained else self.shard
-        self.grad_dtype = setting.grad_dtype or first.dtype
+        wide = torch.promote_types(first.dtype, torch.float32)
+        self.own_master = self.trained and (setting.offload or wide != first.dtype)
+        self.master = self.shard
+        if self.own_master:
+            self.master = self.shard.to("cpu" if setting.offload else first.device, wide, copy=True)
+        self.grad_dtype = setting.grad_dtype or wide
         self.pieces = self.make_pieces() if self.trained else []
         self.zero = torch.zeros((), dtype=self.grad_dtype, device=first.device)
         self.grads: Tensor | None = None
+        self.grad_views: list[Tensor] = []
         self.grad_shard: Tensor | None = None
         self.reducing: Any = None
         self.used: set[int] = set()  # parameters of which `grads` holds something
@@ -128,6 +130,29 @@ class Flat:
         for comm in (self.setting.comm, self.setting.replicas):
             if comm is not None and comm.size > 1:
                 comm.broadcast(self.full, 0)
+
+    def load(self, values: Sequence[Tensor] | None) -> None:
+        """Take the first rank's values; None on the others. Parameters that are not here stay away."""
+        stay = self.here
+        self.reshard()
+        self.full.untyped_storage().resize_(self.size * self.full.itemsize)
+        for view, value in zip(self.views, values or [], strict=False):
+            view.copy_(value)
+        self.spread_first_values()
+        if self.sharded:
+            self.shard.copy_(self.full[self.part])
+            self.here = True
+        if self.own_master:
+            self.master.copy_(self.shard)
+        if not stay:
+            self.reshard()
+        elif self.sharded:
+            self.point_at(self.views)
+
+    def point_at(self, tensors: Sequence[Tensor]) -> None:
+        """Let the parameters be these."""
+        for parameter, tensor in zip(self.parameters, tensors, strict=True):
+            parameter.data = tensor
 
     def make_pieces(self) -> list[Piece]:
         pieces = []
@@ -164,8 +189,7 @@ class Flat:
         self.gathering.wait()
         self.gathering = None
         self.here = True
-        for parameter, view in zip(self.parameters, self.views, strict=True):
-            parameter.data = view
+        self.point_at(self.views)
 
     def reshard(self) -> None:
         """Free the parameters. Whoever reads one now sees NaN: the memory is gone, although views of it were saved."""
@@ -173,8 +197,7 @@ class Flat:
             self.unshard()
         if not (self.sharded and self.here):
             return
-        for parameter, nothing in zip(self.parameters, self.nothing, strict=True):
-            parameter.data = nothing
+        self.point_at(self.nothing)
         self.full.untyped_storage().resize_(0)
         self.here = False
 
@@ -188,8 +211,13 @@ class Flat:
         """Add the parameter's gradient, divided by the number of ranks, to the flat tensor, and take it away there."""
         parameter, scale = self.parameters[index], 1 / self.setting.ranks
         grad, parameter.grad = parameter.grad, None
-        self.waiting.remove(index)
         assert grad is not None
+        if index not in self.waiting:
+            raise RuntimeError(
+                f"{self.names[index]}: a second gradient in one backward pass, and the first may be on its way. "
+                "If that comes from activation checkpointing, pass use_reentrant=False"
+            )
+        self.waiting.remove(index)
         if grad.layout is not torch.strided:
             raise TypeError(
                 f"{self.names[index]} has a sparse gradient, which has no slices: build its embedding with sparse=False"
@@ -204,7 +232,7 @@ class Flat:
             view.copy_(grad).mul_(scale).add_(0.0)
         self.used.add(index)
 
-    def open_grads(self) -> None:
+    def open_grads(self) -> Tensor:
         """Memory for gradients, holding what is to be added to."""
         if self.grads is None:
             self.grads = torch.empty(self.size, dtype=self.grad_dtype, device=self.full.device)
@@ -217,27 +245,30 @@ class Flat:
             self.grads[mine.stop :].fill_(UNUSED)
             self.used = set(range(len(self.parameters)))
             self.reduced = False
+        return self.grads
 
     def start_reduce(self) -> None:
         """Everything has come that will come: begin to sum over the ranks."""
         if not self.trained:
             return
-        self.open_grads()
+        grads = self.open_grads()
         for index in set(range(len(self.parameters))) - self.used:
             self.grad_views[index].fill_(UNUSED)
+        self.waiting = set()
         comm = self.setting.comm
         whole = self.setting.rest.optimizer == Replicate()
         call = comm.all_reduce if whole else comm.reduce_scatter
-        self.reducing = call(self.grads, async_op=True)
+        self.reducing = call(grads, async_op=True)
 
     def finish_reduce(self) -> None:
         """The slice of the sum is here, and every piece has its gradient."""
         if not self.trained:
             return
-        total, self.reducing = self.reducing.wait(), None
+        total: Tensor = self.reducing.wait()
+        self.reducing = None
         if self.setting.replicas is not None:
             self.setting.replicas.all_reduce(total)
-        if self.setting.rest.grads == Partial():
+        if self.grads is not None and self.setting.rest.grads == Partial():
             if total is not self.grads:
                 self.grads[self.part].copy_(total)
             self.grad_shard, self.reduced = self.grads[self.part].to(self.master.device), True
@@ -283,3 +314,28 @@ class Flat:
 def is_unused(total: complex) -> bool:
     """Whether a sum is -0.0: no rank had anything to add."""
     return total == 0 and copysign(1, total.real) < 0
+
+
+def groups_of(pieces: Sequence[Piece], options: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Parameter groups: pieces whose options are equal, in the order of the module. The same groups on every rank."""
+    kinds: list[dict[str, Any]] = []
+    for option in options.values():
+        if option not in kinds:
+            kinds.append(option)
+    return [{"params": [p.tensor for p in pieces if options[p.name] == kind], **kind} for kind in kinds]
+
+
+@contextmanager
+def in_master_dtype(pieces: Sequence[Piece]) -> Iterator[None]:
+    """Inside, gradients have their piece's dtype, which optimizers want."""
+    narrow = {piece.tensor: piece.tensor.grad for piece in pieces if piece.tensor.dtype != piece.tensor.grad_dtype}
+    for tensor, grad in narrow.items():
+        tensor.grad_dtype = tensor.dtype
+        tensor.grad = None if grad is None else grad.to(tensor.dtype)
+    try:
+        yield
+    finally:
+        for tensor, grad in narrow.items():
+            tensor.grad = None
+            tensor.grad_dtype = grad.dtype if grad is not None else tensor.grad_dtype
+            tensor.grad = grad

@@ -184,9 +184,8 @@ def memory_by_stage(world):
     for name, dtype in PRECISIONS.items():
         for stage in range(4):
             z = md.Zero(md.GPT(CONFIG, seed=0).to(dtype), world, stage, adamw, grad_dtype=dtype)
-            with z.peak:
-                md.token_loss(z(tokens), targets, world).backward()
-                z.step()
+            md.token_loss(z(tokens), targets, world).backward()
+            z.step()
             found[name, stage] = z.memory()
     return found
 
@@ -213,16 +212,36 @@ figure = viz.curves(
 reveal("stage-2-bytes-here", figure)
 
 # %% tags=["memory-by-state"]
-lines = ["bytes on one of four ranks: measured, predicted; and the peak of a step, activations included"]
+lines = ["bytes on one of four ranks: measured, predicted"]
 for stage in range(4):
     held = md.zero_memory(parameters, 4, stage, param_bytes=4, grad_bytes=4, optimizer_bytes=8)
     parts = [f"{s} {most(4, 'float32', stage, [s]):9,} {getattr(held, s):9,.0f}" for s in STATES]
-    lines.append(f"stage {stage}: {', '.join(parts)}, peak {most(4, 'float32', stage, ['peak']):9,}")
+    lines.append(f"stage {stage}: {', '.join(parts)}")
 reveal("stage-2-bytes-here", "\n".join(lines))
 
 # %% [markdown]
-# A rank's peak holds more than its state: activations, and what is gathered or not yet reduced. Activations belong to
-# the samples of one rank, so there are no copies of them to remove.
+# That is what rests. During a step a rank holds more: activations, and what is gathered or not yet reduced. `z.peak`
+# looks at every operation's tensors and keeps the most that there were at one time.
+
+
+# %% tags=["peak-of-a-step"]
+def peak_by_stage(world):
+    tokens, targets = text.batch(0, world.rank, world.size)
+    peaks = []
+    for stage in range(4):
+        z = md.Zero(md.GPT(CONFIG, seed=0), world, stage, adamw)
+        with z.peak:
+            md.token_loss(z(tokens), targets, world).backward()
+            z.step()
+        peaks.append((z.memory()["peak"], sum(z.memory()[state] for state in STATES)))
+    return peaks
+
+
+for stage, (peak, rests) in enumerate(md.launch(peak_by_stage, ranks=2)[0]):
+    print(f"stage {stage} on two ranks: {rests / 1e6:4.1f} MB of state, {peak / 1e6:4.1f} MB at the peak of a step")
+
+# %% [markdown]
+# Activations belong to the samples of one rank: nobody has a copy of them that could be removed, so no stage does.
 #
 # ### Explore
 #
@@ -316,7 +335,7 @@ def accumulated(world, stage, reshard=True, micro_batches=4):
     return world.recorder.bytes_sent() / (4 * parameters)
 
 
-for name, arguments in {f"stage {s}": (s,) for s in range(4)}.items() | {("stage 3, kept gathered", (3, False))}:
+for name, arguments in ({f"stage {s}": (s,) for s in range(4)} | {"stage 3, kept gathered": (3, False)}).items():
     sent = md.launch(accumulated, ranks=4, args=arguments)[0]
     print(f"{name:23s} sends {sent:5.2f} x the parameters for a step of 4 micro-batches")
 
@@ -357,8 +376,7 @@ def held_over_time(world, stage):
 
 LAYER = sum(p.nbytes for p in md.GPT(DEEP).blocks[0].parameters())
 ROOT = sum(p.nbytes for p in md.GPT(DEEP).parameters()) - 8 * LAYER
-gathered = [1 if layer in (7, 8) else 2 for layer in range(16)]  # the last layer of the forward pass has no next one
-gathered[-1] = 1
+gathered = [1 if moment in (7, 15) else 2 for moment in range(16)]  # the last layer of a pass has no next one
 held = {f"stage {stage}": md.launch(held_over_time, ranks=4, args=(stage,))[0] for stage in (2, 3)}
 viz.curves(
     range(16),
@@ -510,10 +528,10 @@ reveal("prefetch-forward-here", "\n".join(lines))
 # ### A memory problem becomes a bandwidth problem
 #
 # Computing a layer takes as long as its tokens take; sending it takes as long as its bytes. So it depends on the link
-# whether stage 3 costs time. The cell measures a step of stage 2 and of stage 3 over four links.
+# whether stage 3 costs time. The cell measures a step of stage 2 and of stage 3 over three links.
 
 # %% tags=["link-speed"]
-RATES = [3, 6, 12.5, 50]  # MB/s
+RATES = [4, 12.5, 50]  # MB/s
 
 
 def on_link(rate):
@@ -593,13 +611,15 @@ alone_in_bf16, master, rounded = zip(*md.launch(hundred_steps, ranks=1)[0], stri
 compare("bf16-weight-here", alone_in_bf16[-1], title="A weight of 1 after 100 steps of 0.001", axis="weight")
 
 # %% tags=["bf16-figure"]
+some = range(10, 101, 10)
+histories = {"bfloat16 alone": alone_in_bf16, "master copy": master, "its bfloat16 weight": rounded}
 figure = viz.curves(
-    range(1, 101),
-    measured={},
-    predicted={"bfloat16 alone": alone_in_bf16, "float32 master copy": master, "its bfloat16 weight": rounded},
+    some,
+    measured={name: [(1 - values[step - 1]) / 0.001 for step in some] for name, values in histories.items()},
+    predicted={"every step arrives": lambda step: step},
     xlabel="step",
-    ylabel="weight",
-    title=f"At the end: {alone_in_bf16[-1]:.4f} alone, master copy {master[-1]:.4f}, its bfloat16 weight {rounded[-1]:.4f}",
+    ylabel="moved so far [steps of 0.001]",
+    title=f"Weights at the end: {', '.join(f'{values[-1]:.4f}' for values in histories.values())}",
 )
 reveal("bf16-weight-here", figure)
 

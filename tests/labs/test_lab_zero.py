@@ -102,7 +102,7 @@ def test_prelab_passes(tmp_path):
 
 
 def test_prelab_fails_when_a_stage_keeps_too_much(tmp_path, lab, monkeypatch, capsys):
-    """Planted: stage 3 that keeps what stage 2 does. The pre-lab has to stop, and must leave no mark of having passed."""
+    """Planted: stage 3 keeps what stage 2 does. The pre-lab has to stop, and must leave no mark of having passed."""
     prelab = lab["prelab"]
     trained = prelab.train
     monkeypatch.setattr(prelab, "stages_agree", lambda: "")
@@ -202,9 +202,9 @@ def test_gpu_minutes_of_the_sheet_are_those_of_the_slurm_file(tmp_path, lab):
     (tmp_path / "prelab-passed").touch()
     runs = Counter(words[words.index("--task") + 1] for words in submit(tmp_path, nodes=1)[1])
     sheet = (LAB / "sheet.md").read_text()
-    printed = re.findall(r"^\*\*\d\. \w.* \((\d+) GPU-minutes.*?--task (\w+)", sheet, re.M | re.S)
+    printed = re.findall(r"^\*\*\d\. [\w ]+ \((\d+) GPU-minutes.*?--task (\w+)", sheet, re.M | re.S)
     expected = {task: math.ceil(8 * count * SECONDS_A_RUN / 60) for task, count in runs.items()}
-    assert {task: int(minutes) for minutes, task in printed} == expected
+    assert {task: int(minutes) for minutes, task in printed if minutes != "0"} == expected
     assert f"All together {sum(expected.values())} GPU-minutes" in sheet
 
 

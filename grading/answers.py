@@ -3,13 +3,14 @@
 The text is `t1.` and then, in URL-safe base64, six bytes of checksum (the beginning of SHA-256 of the rest) and
 zlib-compressed JSON:
 
-    {"module": "03", "learner": "8014bf19", "attempts": [
+    {"module": "03", "learner": "8014bf19", "edition": "5a3c01d2", "attempts": [
         {"variants": {"dp-traffic": 1, ...}, "answers": {"dp-traffic": "a1b2c3", ...}, "time": 1796024626.4}, ...]}
 
 A variant is the draw that the learner saw; an answer is a key (choice), a list of keys (several, in alphabetical order;
 order, in the learner's), a number, or row -> key (trace); `null` is an answer left open. time: seconds since 1970, UTC.
-Attempts are in order, so the first is the first. The checksum finds accidents, such as a line cut in two; nothing here
-keeps a learner from writing other answers, which is no different from giving other answers.
+edition: whose draws were answered, the public ones or a course's (grading/bank.py); older texts have none. Attempts are
+in order, so the first is the first. The checksum finds accidents, such as a line cut in two; nothing here keeps a
+learner from writing other answers, which is no different from giving other answers.
 """
 
 from __future__ import annotations
@@ -57,11 +58,17 @@ class Submission:
     module: str
     learner: str
     attempts: tuple[Attempt, ...]
+    edition: str = ""
 
     def __post_init__(self) -> None:
         _wanted(isinstance(self.module, str) and re.fullmatch(r"\d\d", self.module) is not None, "a module's number")
         _wanted(isinstance(self.learner, str) and 0 < len(self.learner) <= 64, "a learner")
         _wanted(0 < len(self.attempts) <= 1000, "at least one attempt")
+        _wanted(isinstance(self.edition, str) and len(self.edition) <= 64, "an edition of the questions")
+
+    def fits(self, edition: str) -> bool:
+        """Whether these can be answers to the questions of an edition; where one of both is not known, they can."""
+        return self.edition == edition or "" in (self.edition, edition)
 
 
 def encode(submission: Submission) -> str:
@@ -109,7 +116,7 @@ def _read(data: Any) -> Submission:
         attempts = tuple(
             Attempt(attempt["variants"], attempt["answers"], attempt["time"]) for attempt in data["attempts"]
         )
-        return Submission(data["module"], data["learner"], attempts)
+        return Submission(data["module"], data["learner"], attempts, data.get("edition", ""))
     except (KeyError, TypeError, IndexError) as error:
         raise AnswersError(f"The answers lack a part ({error}). {_RESTORE}") from None
 

@@ -48,7 +48,7 @@ def _answer_in_text(asked: Asked, typed: Any) -> None:
         print(error)
         return
     judged, _ = answered(asked, answer)
-    print(text.plain_lines(explain(asked, judged, answer)))
+    print(text.plain_lines(explain(asked, judged, answer) + after_it(asked, judged)))
 
 
 def answered(asked: Asked, answer: Any) -> tuple[Verdict, str]:
@@ -86,7 +86,7 @@ def card_widget(asked: Asked) -> Any:
     """The card as an ipywidgets box, with the explanations of earlier answers open."""
     status = Pane()
     body = _options(asked, status) if asked.drawn.kind == "choice" else _checked(asked, status)
-    return frame(Pane(asked.drawn.stem).widget, *body, status.widget)
+    return frame(marked(Pane(shelf.linked(asked.drawn)).widget, "stem"), *body, status.widget)
 
 
 def _options(asked: Asked, status: Pane) -> list[Any]:
@@ -117,7 +117,7 @@ def _checked(asked: Asked, status: Pane) -> list[Any]:
     controls = form(asked.drawn, before[-1] if before else None)
 
     def tell(judged: Verdict, answer: Any) -> None:
-        said.write(explain(asked, judged, answer), mark="right" if judged.right else "wrong")
+        said.write(explain(asked, judged, answer) + after_it(asked, judged), mark="right" if judged.right else "wrong")
 
     def check(_button: Any) -> None:
         answer = controls.read()
@@ -156,6 +156,19 @@ def explain(asked: Asked, judged: Verdict, answer: Any, here: str = "") -> str:
         reasons = " ".join(reason(asked, part, here) for part in judged.parts)
         return f"**{outcome(judged)}** {reasons}".strip()
     return f"**{outcome(judged)}**\n\n{explain_parts(asked, judged.parts, answer)}"
+
+
+def after_it(asked: Asked, judged: Verdict) -> str:
+    """What follows on the first wrong place or row, folded: a learner may first want to try again from there."""
+    if judged.right or asked.drawn.kind not in ("order", "trace"):
+        return ""
+    rest = asked.explain()[len(judged.parts) :]
+    lines = [f"- **{part.text}**: {reason(asked, part)}" for part in rest]
+    what = "row" if asked.drawn.kind == "trace" else "place"
+    if not lines:
+        return ""
+    said = f"What comes after this {what} builds on it. Correct it and check again, or see what follows"
+    return f"\n\n<details><summary>{said}</summary>\n\n" + "\n".join(lines) + "\n\n</details>"
 
 
 def explain_parts(asked: Asked, parts: tuple[Part, ...], answer: Any = None) -> str:

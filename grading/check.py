@@ -18,6 +18,7 @@ from grading.pack import pack
 from grading.ranks.host import NoRanks, RankHost
 from grading.ranks.run import Job, Run
 from grading.report import Report, Result
+from grading.text import in_full, shell
 
 ASSIGNMENTS = ("ps02", "ps03")
 HINTS = Path(__file__).parent / "hints"
@@ -40,27 +41,35 @@ def exercises() -> Mapping[str, Exercise]:
 
 
 def find(exercise_id: str) -> Exercise:
-    """The exercise with this id. Raises ValueError that names those there are."""
-    if exercise_id not in exercises():
-        raise ValueError(f"there is no exercise {exercise_id!r}: they are {', '.join(sorted(exercises()))}")
-    return exercises()[exercise_id]
+    """The exercise with this id, also as "2.3" for "02.3". Raises ValueError that names those there are."""
+    known, name = exercises(), in_full(exercise_id)
+    if name not in known:
+        raise ValueError(f"there is no exercise {exercise_id!r}: they are {', '.join(sorted(known))}")
+    return known[name]
 
 
 # ---- judging ---------------------------------------------------------------------------------------------------------
 
 
-def judge(exercise: str | Exercise, functions: Mapping[str, bytes], host: RankHost, seed: int | None = None) -> Report:
+def judge(
+    exercise: str | Exercise,
+    functions: Mapping[str, bytes],
+    host: RankHost,
+    seed: int | None = None,
+    waiting: Callable[[str], None] | None = None,
+) -> Report:
     """Judge an answer. functions: the learner's, by name, pickled (`grading.pack`); they are opened in ranks only.
 
     seed: of the inputs; None: new ones each time. Earlier functions that this one uses are replaced by right ones, so
-    that a mistake costs points once. Where ranks cannot be started every criterion is blocked.
+    that a mistake costs points once. Where ranks cannot be started every criterion is blocked. waiting: as in
+    `RankHost.run`.
     """
     asked = find(exercise) if isinstance(exercise, str) else exercise
     if asked.function not in functions:
         why = f"there is no function {asked.function}: the cell that defines it has not run, or it has another name"
         return _all(asked, "failed", why, "not-written")
     trial = _Trial(
-        asked, functions[asked.function], host, random.Random(seed).getrandbits(60) if seed is None else seed
+        asked, functions[asked.function], host, random.Random(seed).getrandbits(60) if seed is None else seed, waiting
     )
     try:
         results = trial.results()
@@ -81,8 +90,15 @@ def _all(exercise: Exercise, state: str, why: str, mistake: str) -> Report:
 class _Trial:
     """One answer to one exercise, while it is being judged. Criteria that look at the same cases share their runs."""
 
-    def __init__(self, exercise: Exercise, function: bytes, host: RankHost, seed: int) -> None:
-        self.exercise, self.function, self.host, self.seed = exercise, function, host, seed
+    def __init__(
+        self,
+        exercise: Exercise,
+        function: bytes,
+        host: RankHost,
+        seed: int,
+        waiting: Callable[[str], None] | None = None,
+    ) -> None:
+        self.exercise, self.function, self.host, self.seed, self.waiting = exercise, function, host, seed, waiting
         self.cases = exercise.draw(random.Random(seed))
         self.runs: dict[int, Run] = {}
         self.body = _by_value(exercise.body)
@@ -113,7 +129,7 @@ class _Trial:
         if id(case) not in self.runs:
             every = [each for on in dict.fromkeys(c.on for c in self.exercise.criteria) for each in self.cases[on]]
             waiting = [case, *(each for each in every if each is not case and id(each) not in self.runs)]
-            run = self.host.run(self._job(waiting))
+            run = self.host.run(self._job(waiting), self.waiting)
             start = 0
             for each in waiting:
                 stop = start + len(each.calls)
@@ -182,33 +198,62 @@ def check(exercise: str) -> None:
     asked = find(exercise)
     function = _namespace().get(asked.function)
     if not callable(function):
-        raise CheckFailed(f"{exercise}: run the cell that defines {asked.function} first")
-    try:
-        report = judge(asked, {asked.function: pack(function)}, _host())
-    except (TypeError, ValueError) as error:
-        raise CheckFailed(f"{exercise}: {error}") from None
+        raise CheckFailed(f"{asked.id}: run the cell that defines {asked.function} first")
+    with _Waiting(asked) as waiting:
+        try:
+            report = judge(asked, {asked.function: pack(function)}, _host(), waiting=waiting.tell)
+        except (TypeError, ValueError) as error:
+            raise CheckFailed(f"{asked.id}: {error}") from None
     print(report.text())
-    _record("checked", exercise=exercise, passed=report.passed, points=report.points, lost=report.lost())
+    _record("checked", exercise=asked.id, passed=report.passed, points=report.points, lost=report.lost())
     if not report.passed:
-        raise CheckFailed(f"{exercise}: {report.points} of {report.most} points; the report is above")
+        raise CheckFailed(f"{asked.id}: {report.points} of {report.most} points; the report is above")
+
+
+class _Waiting:
+    """A line in the notebook for as long as a check waits for ranks."""
+
+    def __init__(self, exercise: Exercise) -> None:
+        self.exercise, self.line = exercise, None
+
+    def tell(self, waiting: str) -> None:
+        """Show what is waited for, in place of what was shown before."""
+        if getattr(shell(), "kernel", None) is None:
+            return
+        from IPython.display import display
+
+        shown = {"text/plain": f"{self.exercise.id}: {waiting}"}
+        if self.line is None:
+            self.line = display(shown, raw=True, display_id=True)
+        else:
+            self.line.update(shown, raw=True)
+
+    def __enter__(self) -> "_Waiting":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.line is not None:
+            self.line.update({"text/plain": ""}, raw=True)
 
 
 def hint(exercise: str) -> None:
     """Print the next hint for an exercise: a question, a picture, the invariant, the first line."""
     asked = find(exercise)
     rungs = _hints(asked.id)
-    step = _climbed().get(asked.id, 0)
-    name, text = list(rungs.items())[step % len(rungs)]
+    step = _climbed(asked.id) % len(rungs)
+    name, text = list(rungs.items())[step]
     text = text.rstrip() if "\n" in text.rstrip() else textwrap.fill(text, 90)
-    print(f"{exercise}, hint {step % len(rungs) + 1} of {len(rungs)}: {name}\n\n{text}")
-    _climbed()[asked.id] = step + 1
-    _record("hinted", exercise=exercise, step=step % len(rungs) + 1)
+    print(f"{asked.id}, hint {step + 1} of {len(rungs)}: {name}\n\n{text}")
+    _record("hinted", exercise=asked.id, step=step + 1)
 
 
-@cache
-def _climbed() -> dict[str, int]:
-    """How many hints this kernel has shown, for each exercise."""
-    return {}
+def _climbed(exercise: str) -> int:
+    """The rung that this learner read last, 0 for none; the log knows it longer than the kernel runs."""
+    from grading.log import log
+
+    read = [entry for entry in log().entries() if (entry["kind"], entry.get("exercise")) == ("hinted", exercise)]
+    step = read[-1].get("step") if read else 0
+    return step if isinstance(step, int) else 0
 
 
 def _hints(exercise: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from grading import text
 from grading.draw import AnswerError
+from grading.style import marked
 
 if TYPE_CHECKING:
     from grading.draw import Drawn, Shown
@@ -71,7 +72,7 @@ def _several(drawn: Drawn, answer: Any) -> Form:
 
     for box in boxes.values():
         box.observe(lambda _change: touched.__setitem__(0, True), names="value")
-    return Form(tuple(boxes.values()), widgets.VBox(list(boxes.values())), read)
+    return Form(tuple(boxes.values()), marked(widgets.VBox(list(boxes.values())), "group"), read)
 
 
 def _number(drawn: Drawn, answer: Any) -> Form:
@@ -79,7 +80,7 @@ def _number(drawn: Drawn, answer: Any) -> Form:
 
     field = widgets.Text(
         value=f"{answer:.12g}" if isinstance(answer, int | float) else "",
-        placeholder=f"such as {text.EXAMPLES.get(drawn.unit, text.ANY_NUMBER)}",
+        placeholder=f"such as {text.example(drawn.unit)}",
         description="Your number",
         style={"description_width": "initial"},
         layout={"width": "24em"},
@@ -105,7 +106,7 @@ def _order(drawn: Drawn, answer: Any) -> Form:
             raise AnswerError("One of them is there twice: give each a place of its own.")
         return keys
 
-    return Form(tuple(places), widgets.VBox(places), read)
+    return Form(tuple(places), marked(widgets.VBox(places), "group"), read)
 
 
 def _trace(drawn: Drawn, answer: Any) -> Form:
@@ -119,7 +120,7 @@ def _trace(drawn: Drawn, answer: Any) -> Form:
         keys = {row.key: menu.value for row, menu in zip(drawn.rows, menus, strict=True)}
         return None if "" in keys.values() else keys
 
-    return Form(tuple(menus), widgets.VBox(menus), read)
+    return Form(tuple(menus), marked(widgets.VBox(menus), "group"), read)
 
 
 def _menus(labels: list[str], options: tuple[Shown, ...], values: list[str]) -> list[Any]:

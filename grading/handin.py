@@ -35,8 +35,11 @@ def file(module: str) -> Path | None:
     return found[0].parent / f"answers-{module}.txt" if found else None
 
 
-def saved(module: str) -> Submission | None:
-    """The longest submission of this learner that the log or the file beside the notebook holds."""
+def saved(module: str, edition: str = "") -> Submission | None:
+    """The longest submission of this learner that the log or the file beside the notebook holds.
+
+    edition: of the questions; answers to others, such as the public ones beside a course's, do not count.
+    """
     lines = [entry.get("answers", "") for entry in log().entries() if _submitted(entry, module)]
     path = file(module)
     if path is not None and path.is_file():
@@ -47,7 +50,7 @@ def saved(module: str) -> Submission | None:
             found.append(decode(line))
         except AnswersError:
             continue  # damaged: the others still count
-    mine = [submission for submission in found if submission.module == module]
+    mine = [submission for submission in found if submission.module == module and submission.fits(edition)]
     return max(mine, key=lambda submission: len(submission.attempts), default=None)
 
 

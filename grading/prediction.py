@@ -14,8 +14,9 @@ from grading import shelf, text
 from grading.card import explain, guarded
 from grading.draw import AnswerError
 from grading.form import form
+from grading.formulas import quantity
 from grading.log import Entry, log, record
-from grading.style import Pane, button, frame, show
+from grading.style import Pane, button, frame, marked, show
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -111,7 +112,9 @@ def _widget(asked: Asked) -> Any:
     commits.on_click(guarded(status, on_commit))
     if made:
         freeze(made["answer"])
-    return frame(Pane(f"**Predict.** {asked.drawn.stem}").widget, controls.box, commits, status.widget)
+    return frame(
+        marked(Pane(f"**Predict.** {shelf.linked(asked.drawn)}").widget, "stem"), controls.box, commits, status.widget
+    )
 
 
 # ---- the comparison --------------------------------------------------------------------------------------------------
@@ -182,6 +185,10 @@ def _comparison(
     asked = shelf.ask(question, variant=made["variant"])
     judged = asked.judge(made["answer"])
     said = explain(asked, judged, made["answer"], here)
+    if asked.drawn.kind == "number":
+        said += f"\n\n{_three_numbers(asked, made['answer'], judged.expected, measured)}"
+        if not judged.right:
+            said += f"\n\n**How the number comes about.** {asked.explain()[0].why.strip()}"
     if asked.drawn.kind != "number":
         mine = text.answer(asked.drawn, made["answer"])
         return f"| your prediction | measured |\n|---|---|\n| {mine} | {measured} |\n\n{said}", None
@@ -197,6 +204,13 @@ def _comparison(
         paced=paced,
     )
     return said, figure
+
+
+def _three_numbers(asked: Asked, prediction: float, formula: float | None, measured: Any) -> str:
+    """What the figure shows, for those who cannot see it."""
+    unit = asked.drawn.unit
+    shown = {"Your prediction": prediction, "by the formula": formula, "measured": float(measured)}
+    return "; ".join(f"{name}: **{quantity(value, unit)}**" for name, value in shown.items() if value is not None) + "."
 
 
 def _display(said: str, figure: Figure | None) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,14 +178,19 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 def as_text(modules: list[Module]) -> str:
     """The same for a terminal."""
-    line = "  {:52.52s} {:>9s} {:>9s} {:>14s}".format
-    lines = [line(*CONCEPT_HEAD)]
+    lines = [_line(*CONCEPT_HEAD)]
     for module in modules:
         built = f", built {', '.join(module.exercises)}" if module.exercises else ""
         lines += ["", f"{module.number} {module.title}: {module.minutes} min, test {_test(module)}{built}"]
-        lines += [line(concept.name, *_counts(concept)) for concept in module.concepts]
-        lines.append(line("together", *_counts(module)))
+        lines += [_line(concept.name, *_counts(concept)) for concept in module.concepts]
+        lines.append(_line("together", *_counts(module)))
     return "\n".join(lines)
+
+
+def _line(name: str, *counts: str) -> str:
+    """A name, on as many lines as it needs, and what is counted."""
+    *before, last = textwrap.wrap(name, 52, subsequent_indent="  ") or [""]
+    return "\n".join([*(f"  {each}" for each in before), "  {:52s} {:>9s} {:>9s} {:>14s}".format(last, *counts)])
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -36,12 +36,14 @@ def quiz(module: str, answers: Mapping[int, Any] | None = None, again: bool = Fa
     answers: in the text form, question number -> answer as typed, such as {1: "b", 2: 1.5e6}.
     """
     try:
-        test = open_test(module, again)
+        test = open_test(text.in_full(module), again)
     except shelf.ShelfError as error:
         print(error)
         return
     if test.submitted and not test.open:
-        print(f'Submitted: {attempts(test.submitted)}. For a retake with new numbers: quiz("{module}", again=True).')
+        print(
+            f'Submitted: {attempts(test.submitted)}. For a retake with new numbers: quiz("{test.module}", again=True).'
+        )
         return
     if answers is not None:
         _answer_in_text(test, answers)
@@ -67,9 +69,8 @@ class Test:
     def drafts(self) -> dict[str, Any]:
         """Question -> the answer given last in this attempt, None if it is open."""
         given: dict[str, Any] = {asked.drawn.id: None for asked in self.questions}
-        mine = ("drafted", self.module, self.submitted)
         for entry in log().entries():
-            if (entry["kind"], entry.get("module"), entry.get("attempt")) == mine:
+            if _is_of(entry, "drafted", self.source, self.submitted):
                 given |= self._fitting(entry)
         return given
 
@@ -86,19 +87,16 @@ class Test:
     def draft(self, asked: Asked, answer: Any) -> str:
         """Keep an answer; returns what stood in the way of saving it."""
         drawn = asked.drawn
-        where = {"module": self.module, "attempt": self.submitted, "question": drawn.id, "variant": drawn.variant}
-        return record("drafted", **where, answer=answer)
+        where = {"module": self.module, "edition": self.source.edition, "attempt": self.submitted}
+        return record("drafted", **where, question=drawn.id, variant=drawn.variant, answer=answer)
 
 
 def open_test(module: str, again: bool = False) -> Test:
     source = shelf.module(module)
-    submitted = attempts_made(module)
-    started = any(
-        (entry["kind"], entry.get("module"), entry.get("attempt")) == ("retake", module, submitted)
-        for entry in log().entries()
-    )
+    submitted = attempts_made(source)
+    started = any(_is_of(entry, "retake", source, submitted) for entry in log().entries())
     if again and submitted and not started:
-        record("retake", module=module, attempt=submitted)
+        record("retake", module=module, edition=source.edition, attempt=submitted)
         started = True
     ids = source.ids("test")
     if not ids:
@@ -107,10 +105,16 @@ def open_test(module: str, again: bool = False) -> Test:
     return Test(source, questions, submitted, open=started or not submitted)
 
 
-def attempts_made(module: str) -> int:
+def attempts_made(source: Questions) -> int:
     """How many attempts at a test this learner has submitted."""
-    before = saved(module)
+    before = saved(source.module, source.edition)
     return len(before.attempts) if before else 0
+
+
+def _is_of(entry: Entry, kind: str, source: Questions, attempt: int) -> bool:
+    """Whether an entry of the log belongs to this attempt; older ones do not say to which edition."""
+    same = (entry["kind"], entry.get("module"), entry.get("attempt")) == (kind, source.module, attempt)
+    return same and entry.get("edition", source.edition) == source.edition
 
 
 def _widget(test: Test) -> Any:
@@ -124,7 +128,7 @@ def _widget(test: Test) -> Any:
         status, controls = Pane(), form(asked.drawn, drafts[asked.drawn.id])
 
         def keep(_change: Any, asked: Any = asked, controls: Any = controls, status: Pane = status) -> None:
-            if attempts_made(test.module) > test.submitted:
+            if attempts_made(test.source) > test.submitted:
                 status.write("This attempt is submitted; what you change here no longer counts.", mark="quiet")
                 return
             try:
@@ -137,7 +141,8 @@ def _widget(test: Test) -> Any:
             tally()
 
         controls.on_change(guarded(status, keep))
-        blocks += [marked(Pane(f"**{place}.** {asked.drawn.stem}").widget, "next"), controls.box, status.widget]
+        stem = marked(Pane(f"**{place}.** {shelf.linked(asked.drawn)}").widget, "stem", "next")
+        blocks += [stem, controls.box, status.widget]
     tally()
     return frame(Pane(_head(test)).widget, *blocks, count.widget)
 

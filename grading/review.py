@@ -9,6 +9,7 @@ from grading.card import show_card
 from grading.log import Entry, log, record
 from grading.progress import follow
 from grading.shelf import Asked, Questions
+from grading.text import in_full
 
 CARDS = 3
 
@@ -18,6 +19,7 @@ def review(module: str, answers: Any = None) -> None:
 
     answers: in the text form, one typed answer for each card, such as ["b", 1200, "a"].
     """
+    module = in_full(module)
     record("opened", module=module)
     follow(module)
     try:

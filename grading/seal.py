@@ -44,6 +44,7 @@ def seal(bank: Bank, module: str, verdicts_for_tests: bool) -> bytes:
     head = bank.modules[module]
     content = {
         "format": FORMAT,
+        "edition": bank.edition,
         "module": module,
         "title": head.title,
         "concepts": head.concepts,
@@ -80,12 +81,13 @@ def _boxes(kind: str, entries: Sequence[Entry]) -> dict[str, list[dict[str, Any]
 
 @dataclass(frozen=True)
 class Sealed:
-    """A sealed file; what an answer opens is read from it, and nothing else."""
+    """A sealed file; what an answer opens is read from it, and nothing else. edition: "" in older files."""
 
     module: str
     title: str
     concepts: tuple[str, ...]
     questions: Mapping[str, Mapping[str, Any]]
+    edition: str = ""
 
     @classmethod
     def load(cls, content: bytes) -> "Sealed":
@@ -94,7 +96,8 @@ class Sealed:
             raw = json.loads(content)
             if raw["format"] != FORMAT:
                 raise SealError(f"sealed questions of format {raw['format']}, not {FORMAT}: run `make course` again")
-            return cls(raw["module"], raw["title"], tuple(raw["concepts"]), dict(raw["questions"]))
+            edition = str(raw.get("edition", ""))
+            return cls(raw["module"], raw["title"], tuple(raw["concepts"]), dict(raw["questions"]), edition)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, SealError):
                 raise

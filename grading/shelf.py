@@ -6,7 +6,9 @@ there is none, as in a notebook opened outside of the workspace, the repository'
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +19,7 @@ from grading.draw import Answer, AnswerError, Drawn, variant_for
 from grading.log import log, shelves
 from grading.question import Question, QuestionError
 from grading.seal import Sealed, SealError
+from grading.text import in_full
 from grading.verdict import Part, Verdict
 
 QUESTIONS = "questions"  # the folder in .minidist
@@ -34,6 +37,7 @@ class Unsealed:
     title: str
     concepts: tuple[str, ...]
     questions: dict[str, Question]
+    edition: str
 
     def ids(self, use: str | None = None) -> tuple[str, ...]:
         return tuple(name for name, question in self.questions.items() if use in (None, question.use))
@@ -89,7 +93,9 @@ def module(number: str) -> Questions:
             return _open(path)
     own = _own()
     if number not in own:
-        raise ShelfError(f"There are no questions for module {number!r}; there are some for {', '.join(sorted(own))}.")
+        meant = f' Did you mean "{in_full(number)}"?' if in_full(number) in own else ""
+        known = ", ".join(sorted(own))
+        raise ShelfError(f"There are no questions for module {number!r}; there are some for {known}.{meant}")
     return own[number]
 
 
@@ -133,21 +139,51 @@ def _read(path: Path, _changed: int) -> Sealed:
 def _own() -> dict[str, Unsealed]:
     """The repository's own questions, by module. Raises ShelfError."""
     try:
-        written = Bank.load().modules
+        written = Bank.load()
     except QuestionError as error:
         raise ShelfError(
             f"There are no questions at or above {Path.cwd()}, and the repository's own cannot be read:\n{error}"
         ) from error
     return {
-        number: Unsealed(number, one.title, one.concepts, {question.id: question for question in one.questions})
-        for number, one in written.items()
+        number: Unsealed(
+            number, one.title, one.concepts, {question.id: question for question in one.questions}, written.edition
+        )
+        for number, one in written.modules.items()
     }
 
 
 def link(number: str, cell: str) -> str:
-    """Markdown that leads to a cell of a module's lesson, where its notebook can be found; else the cell's name."""
+    """Markdown that leads to a cell of a module's lesson and says under which heading it stands, where its notebook can
+    be found; else the cell's name."""
     name = _notebook(number)
-    return f"[cell `{cell}`]({name}#cell-id={cell})" if name else f"cell `{cell}`"
+    if not name:
+        return f"cell `{cell}`"
+    heading = _heading(Path.cwd() / name, cell)
+    return f"[cell `{cell}`]({name}#cell-id={cell})" + (f" under *{heading}*" if heading else "")
+
+
+def linked(drawn: Drawn) -> str:
+    """The stem of a question, in which each cell that it names is a link to it."""
+    return re.sub(r"\bcell `([a-z0-9-]+)`", lambda match: link(drawn.module, match[1]), drawn.stem)
+
+
+def _heading(notebook: Path, cell: str) -> str:
+    """The last heading before a cell, "" where there is none: tags cannot be seen in a notebook, headings can."""
+    try:
+        return _headings(notebook, notebook.stat().st_mtime_ns).get(cell, "")
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+@lru_cache(maxsize=8)
+def _headings(notebook: Path, _changed: int) -> dict[str, str]:
+    headings, last = {}, ""
+    for cell in json.loads(notebook.read_bytes())["cells"]:
+        if cell["cell_type"] == "markdown":
+            found = re.findall(r"^#+ (.+)$", "".join(cell["source"]), re.MULTILINE)
+            last = re.sub(r" \(\d+ minutes\)$", "", found[-1]) if found else last
+        headings[cell.get("id", "")] = last
+    return headings
 
 
 def _notebook(number: str) -> str | None:

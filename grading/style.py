@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 # The values behind the commas are for notebook tools that do not set JupyterLab's variables. What is right or wrong is
@@ -34,6 +36,13 @@ CSS = """
 .minidist-card .minidist-right { border-left: 4px solid var(--jp-success-color1, #388e3c); padding-left: 10px; }
 .minidist-card .minidist-wrong { border-left: 4px dashed var(--jp-warn-color1, #c75000); padding-left: 10px; }
 .minidist-card .minidist-quiet { color: var(--jp-ui-font-color2, #616161); }
+"""
+
+AGAIN = "What you answered is kept. To see it here again, run the first code cell of this notebook, and then this cell."
+# Of two neighbouring outputs the first is the widget or, without its kernel, JupyterLab's "model not found".
+WHEN_GONE = """.jp-OutputArea-child:has(.minidist-live) + .jp-OutputArea-child:has(.minidist-again),
+.jp-OutputArea-child:has(+ .jp-OutputArea-child .minidist-again):not(:has(.minidist-live)):has(> .jupyter-widgets) {
+  display: none; }
 """
 
 
@@ -90,9 +99,21 @@ def option(description: str) -> Any:
 
 
 def show(box: Any, text: str) -> None:
-    """Display a card: the widget, and beside it the text that exported pages and searches see."""
+    """Display a card: the widget, with the text that exported pages and searches see, and what a reopened lesson shows.
+
+    Widgets live in the kernel, and a saved lesson has none of them. The second output takes the place of a widget that
+    is gone; while there is one it is hidden, and names the controls for those who hear them.
+    """
     from IPython.core.formatters import format_display_data
     from IPython.display import display
 
-    data, _ = format_display_data(box)
+    data, _ = format_display_data(marked(box, "live"))
     display({**data, "text/plain": text}, raw=True)
+    display({"text/html": beside(), "text/plain": AGAIN}, raw=True)
+
+
+@cache
+def beside() -> str:
+    """HTML for the output beside a widget: a note, when it is shown, and the names of the widget's controls."""
+    script = Path(__file__).with_name("names.js").read_text(encoding="utf-8")
+    return f'<div class="minidist-again">{AGAIN}</div>\n<style>\n{WHEN_GONE}</style>\n<script>\n{script}</script>'

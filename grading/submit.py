@@ -24,12 +24,12 @@ def submit(module: str, answers: str | None = None, blanks: bool = False) -> Non
     blanks=True submits although questions are open; they count as wrong.
     """
     try:
-        given = _given(module, answers)
         source = shelf.module(module)
+        given = _given(source, answers)
     except (AnswersError, shelf.ShelfError) as error:
         print(error)
         return
-    kept = saved(module)
+    kept = saved(module, source.edition)
     if given is not None and _foreign(given, kept):
         submission: Submission | None = given
     else:
@@ -42,13 +42,19 @@ def submit(module: str, answers: str | None = None, blanks: bool = False) -> Non
         results(source, submission)
 
 
-def _given(module: str, answers: str | None) -> Submission | None:
+def _given(source: Questions, answers: str | None) -> Submission | None:
     """What the cell holds. Raises AnswersError if it belongs to another test."""
-    given = decode(answers) if answers else None
+    given, module = decode(answers) if answers else None, source.module
     if given is not None and given.module != module:
         raise AnswersError(
             f"These are the answers of test {given.module}, in the cell of test {module}. Put them back there, and "
             f'write submit("{module}") here. Nothing was changed.'
+        )
+    if given is not None and not given.fits(source.edition):
+        raise AnswersError(
+            f"These answers were given to other questions of test {module} than those here: the public ones and those "
+            f'of a course differ. Nothing was changed. To answer those here, run quiz("{module}"), then write '
+            f'submit("{module}") in this cell and run it.'
         )
     return given
 
@@ -87,7 +93,7 @@ def _submit_open(test: Test, before: Submission | None, blanks: bool) -> Submiss
     variants = {asked.drawn.id: asked.drawn.variant for asked in test.questions}
     attempt = Attempt(variants, drafts, round(time.time(), 3))
     if before is None:
-        submission = Submission(test.module, log().learner(), (attempt,))
+        submission = Submission(test.module, log().learner(), (attempt,), test.source.edition)
     else:
         submission = replace(before, attempts=(*before.attempts, attempt))
     problem = save(submission, outcome(test.source, attempt))

@@ -72,6 +72,15 @@ def cell_id() -> str:
 # ---- what a learner types --------------------------------------------------------------------------------------------
 
 
+def in_full(name: object) -> str:
+    """A module or an exercise as it is numbered, two digits first.
+
+    >>> in_full("2"), in_full(2.3), in_full("02.3"), in_full("3.1-left"), in_full("other")
+    ('02', '02.3', '02.3', '03.1-left', 'other')
+    """
+    return re.sub(r"^\d(?!\d)", lambda match: f"0{match[0]}", str(name).strip())
+
+
 def number(typed: str, unit: str = "") -> float:
     """A number as a learner types it, in the question's unit.
 

@@ -49,20 +49,27 @@ def launch(
 
     ``world`` is the Comm of all ranks. ``fn`` may be defined anywhere, also in a notebook cell.
 
-    ranks: how many processes (None: 4). timeout: seconds until they are stopped. backend: "gloo" (None) or "nccl".
-    check: compare every call across the ranks before it is made. seed: of every rank's global generators, while each
-    rank's ``world.generator`` differs. pace: a Cluster whose times the run takes. concurrent: do not wait for another
-    launch of this process to end.
+    ranks: how many processes (None: 4). timeout: seconds until they are stopped. backend: "gloo"
+    (None) or "nccl". check: compare every call across the ranks before it is made. seed: of every
+    rank's global generators, while each rank's ``world.generator`` differs. pace: a Cluster whose
+    times the run takes. concurrent: do not wait for another launch of this process to end.
 
-    Under torchrun or srun no process is started: ``fn`` runs here, as the rank that the environment says, and the list
-    holds its result alone. ``ranks`` may then only repeat the environment's number.
+    Under torchrun or srun no process is started: ``fn`` runs here, as the rank that the environment
+    says, and the list holds its result alone. ``ranks`` may then only repeat the environment's
+    number.
 
-    Raises LaunchError if a rank raised, crashed, or all were stuck; ValueError, TypeError or NameError, before anything
-    starts, for what cannot work; KeyboardInterrupt, after the ranks are gone, when interrupted.
+    Raises LaunchError if a rank raised, crashed, or all were stuck; ValueError, TypeError or
+    NameError, before anything starts, for what cannot work; KeyboardInterrupt, after the ranks are
+    gone, when interrupted.
     """
     arguments.check_call(fn, args)
     job = Job(
-        4 if ranks is None else ranks, timeout, "gloo" if backend is None else backend, check, pace is not None, seed
+        4 if ranks is None else ranks,
+        timeout,
+        "gloo" if backend is None else backend,
+        check,
+        pace is not None,
+        seed,
     )
     here = _environment()
     if not here.alone:

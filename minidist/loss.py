@@ -19,21 +19,29 @@ IGNORE = -100
 """A target that asks nothing of the model: padding, or a token whose successor lies outside the batch."""
 
 
-def token_loss(logits: Tensor, targets: Tensor, comm: Comm, tokens: int | Tensor | None = None) -> Tensor:
+def token_loss(
+    logits: Tensor,
+    targets: Tensor,
+    comm: Comm,
+    tokens: int | Tensor | None = None,
+) -> Tensor:
     """comm.size x (sum of this rank's token losses) / (valid tokens over comm).
 
-    So the *average* over the ranks, of this number and of its gradients alike, is the rule: `DataParallel` and
-    `average_gradients` divide by comm.size. Where no target is valid the loss is 0, not NaN, and its gradient is zero.
+    So the *average* over the ranks, of this number and of its gradients alike, is the rule:
+    `DataParallel` and `average_gradients` divide by comm.size. Where no target is valid the loss is
+    0, not NaN, and its gradient is zero.
 
-    logits: [..., V]; float16 and bfloat16 are summed as float32. targets: [...], int64. tokens: what to divide by. None
-    counts the valid targets of this call over comm, in one small all-reduce that every rank must join. With
-    accumulation a step has several calls and divides them all by the same number: that of `global_tokens`.
+    logits: [..., V]; float16 and bfloat16 are summed as float32. targets: [...], int64. tokens:
+    what to divide by. None counts the valid targets of this call over comm, in one small all-reduce
+    that every rank must join. With accumulation a step has several calls and divides them all by
+    the same number: that of `global_tokens`.
 
     Raises: TypeError or ValueError for targets that do not fit the logits.
     """
     _check(logits, targets)
     logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-    total = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORE, reduction="sum")
+    flat = logits.flatten(0, -2)
+    total = F.cross_entropy(flat, targets.flatten(), ignore_index=IGNORE, reduction="sum")
     if tokens is None:
         tokens = global_tokens(targets, comm)
     return total * comm.size / torch.as_tensor(tokens).clamp(min=1)

@@ -71,7 +71,8 @@ readiness.check(
     "autograd",
     answer,
     two_backwards,
-    "A Gentle Introduction to torch.autograd, https://docs.pytorch.org/tutorials/beginner/blitz/autograd_tutorial.html",
+    "A Gentle Introduction to torch.autograd, "
+    "https://docs.pytorch.org/tutorials/beginner/blitz/autograd_tutorial.html",
 )
 
 # %% [markdown]
@@ -89,7 +90,9 @@ def multiply_halves():
     return "sum" if torch.allclose(left @ upper + right @ lower, a @ b) else "side by side"
 
 
-readiness.check("blocks", answer, multiply_halves, "Block matrix, https://en.wikipedia.org/wiki/Block_matrix")
+readiness.check(
+    "blocks", answer, multiply_halves, "Block matrix, https://en.wikipedia.org/wiki/Block_matrix"
+)
 
 # %% [markdown]
 # **Bytes of a dtype.** How many bytes do a million numbers in bfloat16 take?
@@ -100,7 +103,8 @@ readiness.check(
     "bytes",
     answer,
     lambda: torch.zeros(1_000_000, dtype=torch.bfloat16).nbytes,
-    "torch.dtype, https://docs.pytorch.org/docs/stable/tensor_attributes.html: the number in the name counts bits",
+    "torch.dtype, https://docs.pytorch.org/docs/stable/tensor_attributes.html: "
+    "the number in the name counts bits",
 )
 
 # %% [markdown]
@@ -125,7 +129,8 @@ readiness.check(
     "processes",
     answer,
     what_the_notebook_sees,
-    "Process (computing), https://en.wikipedia.org/wiki/Process_(computing): processes do not share memory",
+    "Process (computing), https://en.wikipedia.org/wiki/Process_(computing): "
+    "processes do not share memory",
 )
 
 # %% [markdown]
@@ -193,10 +198,18 @@ def world_and_group(world):
     pair = world.subgroups([[0, 1], [2, 3]], name="pair")
     x = torch.tensor([world.rank + 1])
     in_world, in_pair = world.all_reduce(x.clone()), pair.all_reduce(x.clone())
-    return {"x": x.item(), "rank in pair": pair.rank, "sum in pair": in_pair.item(), "sum in world": in_world.item()}
+    return {
+        "x": x.item(),
+        "rank in pair": pair.rank,
+        "sum in pair": in_pair.item(),
+        "sum in world": in_world.item(),
+    }
 
 
-viz.world(md.launch(world_and_group, ranks=4), {"world": [0, 1, 2, 3], "a pair": [0, 1], "the other pair": [2, 3]})
+viz.world(
+    md.launch(world_and_group, ranks=4),
+    {"world": [0, 1, 2, 3], "a pair": [0, 1], "the other pair": [2, 3]},
+)
 
 # %% [markdown]
 # ### The code
@@ -337,11 +350,14 @@ except md.LaunchError as error:
 def meet_at(world, place):
     store = torch.distributed.FileStore(place, world.size)
     store.set(f"address of rank {world.rank}", f"process {os.getpid()}")
-    return [store.get(f"address of rank {rank}").decode() for rank in range(world.size)]  # get waits for it
+    # get waits until somebody has set it
+    return [store.get(f"address of rank {rank}").decode() for rank in range(world.size)]
 
 
 with tempfile.TemporaryDirectory() as folder:
-    for rank, addresses in enumerate(md.launch(meet_at, ranks=3, args=(os.path.join(folder, "rendezvous"),))):
+    for rank, addresses in enumerate(
+        md.launch(meet_at, ranks=3, args=(os.path.join(folder, "rendezvous"),))
+    ):
         print(f"rank {rank} knows {addresses}")
 
 # %% [markdown]
@@ -414,7 +430,10 @@ def largest_difference(ours, theirs):
 
 moved = largest_difference(weights_alone, md.GPT(CONFIG, seed=0).double().state_dict())
 for rank, (_, weights) in enumerate(results):
-    print(f"rank {rank}: largest difference to one process {largest_difference(weights, weights_alone):.1e}")
+    print(
+        f"rank {rank}: largest difference to one process "
+        f"{largest_difference(weights, weights_alone):.1e}"
+    )
 print(f"for comparison, training moved a weight by up to {moved:.1e}")
 
 # %% tags=["figure-training"]

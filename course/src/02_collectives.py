@@ -77,7 +77,10 @@ def six_collectives(world):
 
 held = md.launch(six_collectives, ranks=4)
 viz.holdings(
-    {name: tuple([rank[name][when].tolist() for rank in held] for when in (0, 1)) for name in held[0]},
+    {
+        name: tuple([rank[name][when].tolist() for rank in held] for when in (0, 1))
+        for name in held[0]
+    },
 )
 
 # %% [markdown]
@@ -121,7 +124,8 @@ def watch_ring(world):
     first = viz.marks(world.rank, world.size)
     x, watched = torch.tensor(first), Watched(world)
     md.algorithms.ring_all_reduce(x, watched)
-    return viz.replay(first, watched.sent, x.tolist())  # what this rank held before each message, and at the end
+    # what this rank held before each message, and at the end
+    return viz.replay(first, watched.sent, x.tolist())
 
 
 def by_step(ranks):
@@ -140,7 +144,11 @@ viz.ring_strip(recorded[4])
 
 # %% tags=["code-ring"]
 viz.show(
-    md.algorithms, "reduce_around", "gather_around", "ring_all_reduce", folded="exercises 02.2 to 02.4 ask for this"
+    md.algorithms,
+    "reduce_around",
+    "gather_around",
+    "ring_all_reduce",
+    folded="exercises 02.2 to 02.4 ask for this",
 )
 
 # %% [markdown]
@@ -156,14 +164,17 @@ def one_step(world):
     md.token_loss(model(tokens), targets, world).backward()
     flat = torch.cat([p.grad.flatten() for p in model.parameters()])
     world.recorder.clear()
-    md.algorithms.ring_all_reduce(flat, world)  # built from send and recv, so the bytes are counted message by message
+    # built from send and recv, so the bytes are counted message by message
+    md.algorithms.ring_all_reduce(flat, world)
     return world.recorder.bytes_sent()
 
 
 RANKS = 4
 sent = md.launch(one_step, ranks=RANKS)
 assert set(sent) == {sent[0]}  # every rank sends the same
-compare("ring-bytes-here", sent[0], title="A ring all-reduce of the gradients", axis="sent by one rank")
+compare(
+    "ring-bytes-here", sent[0], title="A ring all-reduce of the gradients", axis="sent by one rank"
+)
 
 # %% [markdown]
 # ### In two halves
@@ -188,7 +199,10 @@ def halves(world, length):
 
 
 for rank, ((first, second, whole), equal) in enumerate(md.launch(halves, ranks=4, args=(1000,))):
-    print(f"rank {rank}: bytes in halves {first} + {second}, as a whole {whole}; same numbers: {equal}")
+    print(
+        f"rank {rank}: bytes in halves {first} + {second}, as a whole {whole}; "
+        f"same numbers: {equal}"
+    )
 
 # %% [markdown]
 # ### Bytes per rank, almost independent of n
@@ -261,7 +275,7 @@ SIZES = [4**k for k in range(1, 13)]  # bytes: 4 to 16,777,216
 
 
 def ping_pong(world, sizes, repeats=15):
-    """Seconds of one message of each size, between ranks 0 and 1: the median of some round trips, halved."""
+    """Seconds of one message of each size: the median of some round trips of two ranks, halved."""
     seconds = []
     for size in sizes:
         x = torch.zeros(size, dtype=torch.uint8)
@@ -282,7 +296,9 @@ def ping_pong(world, sizes, repeats=15):
 
 seconds = md.launch(ping_pong, ranks=2, args=(SIZES,), check=False)[0]
 alpha_s, beta_s_per_byte = md.fit_alpha_beta(SIZES, seconds)
-viz.alpha_beta(SIZES, seconds, alpha_s, beta_s_per_byte, title="A message between two ranks of this machine")
+viz.alpha_beta(
+    SIZES, seconds, alpha_s, beta_s_per_byte, title="A message between two ranks of this machine"
+)
 
 # %% [markdown]
 # Left of the knee a message costs its latency, whatever its size: there, send fewer and larger ones. Right of it bytes
@@ -302,7 +318,7 @@ print(f"knee at {alpha_s / beta_s_per_byte:,.0f} bytes")
 
 # %% tags=["ring-predicted"]
 def time_ring(world, sizes, repeats=15):
-    """Seconds of a ring all-reduce of each size in bytes: the slowest rank's, the median of some runs."""
+    """Seconds of a ring all-reduce of each size in bytes: this rank's, the median of some runs."""
     seconds = []
     for size in sizes:
         x, runs = torch.zeros(size // 4), []
@@ -315,7 +331,10 @@ def time_ring(world, sizes, repeats=15):
     return seconds
 
 
-ring_s = [max(times) for times in zip(*md.launch(time_ring, ranks=2, args=(SIZES[1:],), check=False), strict=True)]
+ring_s = [
+    max(times)
+    for times in zip(*md.launch(time_ring, ranks=2, args=(SIZES[1:],), check=False), strict=True)
+]
 viz.curves(
     SIZES[1:],
     measured={"ring": [t * 1e3 for t in ring_s]},
@@ -339,7 +358,8 @@ viz.curves(
 #
 # Few steps or few bytes: it depends on the size. To see it without the noise of eight ranks on a few cores, the next
 # runs are **paced**: tensors are really sent, and each message also takes the time that it would take on the cluster
-# described here, by sleeping. The link is slow on purpose: beside its times, those of the computer itself are small.
+# described here, by sleeping. The link is slow on purpose. This computer's own times come on top: the busier it is, the
+# higher the measured points lie above their lines.
 
 # %% tags=["paced-cluster"]
 SLOW = md.Link(alpha_s=10e-3, bytes_per_s=8e6)
@@ -355,7 +375,10 @@ def race(world, sizes):
     """Seconds of a tree and of a ring all-reduce for each size in bytes: the better of two runs."""
     times = {"tree": [], "ring": []}
     for size in sizes:
-        for name, all_reduce in (("tree", md.algorithms.tree_all_reduce), ("ring", md.algorithms.ring_all_reduce)):
+        for name, all_reduce in (
+            ("tree", md.algorithms.tree_all_reduce),
+            ("ring", md.algorithms.ring_all_reduce),
+        ):
             runs = []
             for _ in range(2):
                 x = torch.ones(size // 4)
@@ -369,7 +392,10 @@ def race(world, sizes):
 
 RACE_SIZES = [4_000, 16_000, 64_000, 256_000, 512_000]
 raced = md.launch(race, ranks=8, args=(RACE_SIZES,), pace=one_machine, check=False)
-slowest = {name: [max(times) for times in zip(*(r[name] for r in raced), strict=True)] for name in ("tree", "ring")}
+slowest = {
+    name: [max(times) for times in zip(*(r[name] for r in raced), strict=True)]
+    for name in ("tree", "ring")
+}
 figure = viz.curves(
     RACE_SIZES,
     measured={name: [t * 1e3 for t in times] for name, times in slowest.items()},
@@ -388,7 +414,7 @@ reveal("crossover-here", figure)
 
 # %% tags=["crossover"]
 def crossing(sizes, a, b):
-    """The size where curve a, cheaper at first, meets curve b: between two measured sizes, on logarithmic scales."""
+    """The size where curve a, cheaper at first, meets curve b: interpolated on log scales."""
     from math import exp, log
 
     gaps = [log(y / x) for x, y in zip(a, b, strict=True)]
@@ -432,7 +458,9 @@ def time_once(world, nbytes):
 
 LARGE = 2_000_000
 ranks = [2, 4, 6, 8]
-times = [max(md.launch(time_once, ranks=n, args=(LARGE,), pace=one_machine, check=False)) for n in ranks]
+times = [
+    max(md.launch(time_once, ranks=n, args=(LARGE,), pace=one_machine, check=False)) for n in ranks
+]
 algorithm = [LARGE / t / 1e6 for t in times]
 
 
@@ -442,7 +470,10 @@ def predicted_algorithm(n):
 
 viz.curves(
     ranks,
-    measured={"algorithm": algorithm, "bus": [2 * (n - 1) / n * a for n, a in zip(ranks, algorithm, strict=True)]},
+    measured={
+        "algorithm": algorithm,
+        "bus": [2 * (n - 1) / n * a for n, a in zip(ranks, algorithm, strict=True)],
+    },
     predicted={
         "algorithm": predicted_algorithm,
         "bus": lambda n: 2 * (n - 1) / n * predicted_algorithm(n),
@@ -486,8 +517,10 @@ def flat_and_hierarchical(world, sizes):
 
 
 def hierarchical_s(size):
-    inside = 2 * 3 * FAST.seconds(size / 4)  # reduce-scatter and all-gather over the four of a machine
-    across = 2 * BETWEEN.seconds(size / 4 / 2)  # all-reduce of a quarter over two machines
+    # reduce-scatter and all-gather over the four of a machine
+    inside = 2 * 3 * FAST.seconds(size / 4)
+    # all-reduce of a quarter over two machines
+    across = 2 * BETWEEN.seconds(size / 4 / 2)
     return inside + across
 
 
@@ -495,7 +528,10 @@ BOTH_SIZES = [500_000, 1_000_000, 2_000_000]
 both = md.launch(flat_and_hierarchical, ranks=8, args=(BOTH_SIZES,), pace=two_machines, check=False)
 viz.curves(
     [size / 1e6 for size in BOTH_SIZES],
-    measured={name: [max(t) * 1e3 for t in zip(*(rank[name] for rank in both), strict=True)] for name in both[0]},
+    measured={
+        name: [max(t) * 1e3 for t in zip(*(rank[name] for rank in both), strict=True)]
+        for name in both[0]
+    },
     predicted={
         "one ring of eight": lambda mb: 2 * 7 * BETWEEN.seconds(mb * 1e6 / 8) * 1e3,
         "hierarchical": lambda mb: hierarchical_s(mb * 1e6) * 1e3,

@@ -93,7 +93,8 @@ text = md.stdlib_tokens(seed=0, seq=32, batch=8)
 def spread(model, world):
     """The largest difference that any weight has between two ranks."""
     flat = torch.cat([p.detach().flatten() for p in model.parameters()])
-    return (world.all_reduce(flat.clone(), op="max") - world.all_reduce(flat, op="min")).max().item()
+    largest, smallest = world.all_reduce(flat.clone(), op="max"), world.all_reduce(flat, op="min")
+    return (largest - smallest).max().item()
 
 
 def start_and_train(world, steps):
@@ -112,7 +113,10 @@ def start_and_train(world, steps):
 
 
 different, wrapped, trained = md.launch(start_and_train, ranks=4, args=(5,))[0]
-print(f"replicas differ by {different:.3f} as built, by {wrapped} once wrapped, by {trained} after training")
+print(
+    f"replicas differ by {different:.3f} as built, by {wrapped} once wrapped, "
+    f"by {trained} after training"
+)
 
 # %% [markdown]
 # ### When to average
@@ -138,7 +142,10 @@ def train_averaging(world, when, steps=5):
 
 
 for when in ("before the optimizer", "after the optimizer", "never"):
-    print(f"averaged {when + ':':21s} replicas differ by {md.launch(train_averaging, ranks=4, args=(when,))[0]:.2e}")
+    print(
+        f"averaged {when + ':':21s} replicas differ by "
+        f"{md.launch(train_averaging, ranks=4, args=(when,))[0]:.2e}"
+    )
 
 # %% [markdown]
 # ### One big batch, and when not
@@ -152,7 +159,8 @@ for when in ("before the optimizer", "after the optimizer", "never"):
 # %% tags=["token-mean"]
 def two_means(world):
     losses = [torch.tensor([4.0]), torch.tensor([2.0, 2.0, 2.0])][world.rank].double()
-    logits = torch.stack([torch.zeros_like(losses), torch.log(torch.expm1(losses))], dim=-1)  # class 0 has this loss
+    # class 0 has this loss
+    logits = torch.stack([torch.zeros_like(losses), torch.log(torch.expm1(losses))], dim=-1)
     targets = torch.zeros(len(losses), dtype=torch.int64)
     mean_of_means = world.all_reduce(F.cross_entropy(logits, targets), op="mean")
     by_the_rule = world.all_reduce(md.token_loss(logits, targets, world), op="mean")
@@ -160,7 +168,12 @@ def two_means(world):
 
 
 mean_of_means, by_the_rule = md.launch(two_means, ranks=2)[0]
-compare("batch-loss-here", by_the_rule, title="The loss of four tokens on two ranks", axis="loss per token")
+compare(
+    "batch-loss-here",
+    by_the_rule,
+    title="The loss of four tokens on two ranks",
+    axis="loss per token",
+)
 reveal("batch-loss-here", f"the mean of the ranks' own means would be {mean_of_means:.2f}")
 
 # %% tags=["code-token-loss"]
@@ -174,7 +187,7 @@ viz.show(md.token_loss)
 
 # %% tags=["gradients-equal"]
 def ragged_batch():
-    """A batch whose sample i has only its first few targets, the more the larger i; -100 asks nothing of the model."""
+    """A batch whose sample i has only its first few targets, the more the larger i; -100: none."""
     tokens, targets = text.batch(0)
     targets = targets.clone()
     for i in range(len(targets)):
@@ -225,7 +238,9 @@ def traffic(world):
 
 worlds = [1, 2, 3, 4, 6, 8]
 factors = {n: md.launch(traffic, ranks=n)[0] for n in worlds}
-compare("traffic-here", factors[4], title="Sent per step on four ranks", axis="bytes sent by one rank")
+compare(
+    "traffic-here", factors[4], title="Sent per step on four ranks", axis="bytes sent by one rank"
+)
 
 # %% tags=["figure-traffic"]
 figure = viz.curves(
@@ -261,7 +276,11 @@ def ring_s(nbytes, ranks=4):
 def time_averaging(world, bucket_mb):
     """(all-reduces, seconds) of averaging the gradients of one step; bucket_mb None: one by one."""
     model = md.GPT(DEEP, seed=0)
-    replica = model if bucket_mb is None else md.DataParallel(model, world, bucket_mb=bucket_mb, overlap=False)
+    replica = (
+        model
+        if bucket_mb is None
+        else md.DataParallel(model, world, bucket_mb=bucket_mb, overlap=False)
+    )
     tokens, targets = text.batch(0, world.rank, world.size)
     loss = md.token_loss(replica(tokens), targets, world)
     world.barrier()
@@ -287,7 +306,7 @@ sizes = [p.nbytes for p in md.GPT(DEEP).parameters()]
 
 
 def averaging_s(calls):
-    """`calls` all-reduces that carry all gradients together: the latency of each, and the bytes once."""
+    """`calls` all-reduces that carry all gradients: the latency of each, and the bytes once."""
     return calls * ring_s(0) + ring_s(sum(sizes)) - ring_s(0)
 
 
@@ -327,15 +346,22 @@ viz.show(
 )
 
 # %% tags=["parts-of-a-step"]
-FORWARD_S, BACKWARD_S, UPDATE_S = 0.020, 0.040, 0.020  # a layer forward, a layer backward, the optimizer
+# seconds of a layer forward, a layer backward, the optimizer
+FORWARD_S, BACKWARD_S, UPDATE_S = 0.020, 0.040, 0.020
 BUCKET_MB, LOCAL_BATCH = 0.214, 2  # a bucket holds the gradients of one layer
 deep = md.GPT(DEEP)
 embedding = deep.embed.weight.nbytes  # also the output layer's, so complete only at the very end
 layers = [sum(p.nbytes for p in block.parameters()) for block in deep.blocks]
 
-print(f"{len(layers)} layers: forward {FORWARD_S * 1e3:.0f} ms each, backward {BACKWARD_S * 1e3:.0f} ms each")
+print(
+    f"{len(layers)} layers: forward {FORWARD_S * 1e3:.0f} ms each, "
+    f"backward {BACKWARD_S * 1e3:.0f} ms each"
+)
 print(f"averaging over 4 ranks: {ring_s(layers[0]) * 1e3:.0f} ms for the gradients of a layer,")
-print(f"    and {ring_s(embedding) * 1e3:.0f} ms for the embedding, whose gradient is complete last of all")
+print(
+    f"    and {ring_s(embedding) * 1e3:.0f} ms for the embedding, "
+    "whose gradient is complete last of all"
+)
 print(f"optimizer: {UPDATE_S * 1e3:.0f} ms")
 
 # %% tags=["predict-overlap"]
@@ -346,7 +372,8 @@ predict("overlap-step-here")
 def timed_steps(world, overlap, steps=3):
     """Timeline of the last step and the median seconds of a step, the first one not counted."""
     torch.set_num_threads(1)  # the same for any number of ranks
-    data = md.stdlib_tokens(seed=0, seq=32, batch=LOCAL_BATCH * world.size)  # as much for each rank, however many
+    # as much for each rank, however many
+    data = md.stdlib_tokens(seed=0, seq=32, batch=LOCAL_BATCH * world.size)
     model = md.GPT(DEEP, seed=0)
     replica = md.DataParallel(model, world, bucket_mb=BUCKET_MB, overlap=overlap)
     optimizer = md.SGD(model.parameters(), lr=0.1)
@@ -358,7 +385,9 @@ def timed_steps(world, overlap, steps=3):
         world.barrier()
         world.recorder.clear()
         start = time.perf_counter()
-        md.token_loss(replica(tokens), targets, world, tokens=tokens.numel() * world.size).backward()
+        md.token_loss(
+            replica(tokens), targets, world, tokens=tokens.numel() * world.size
+        ).backward()
         with world.compute("update", seconds=UPDATE_S):
             optimizer.step()
             optimizer.zero_grad()
@@ -395,7 +424,9 @@ predicted = {
     for overlap in (False, True)
 }
 step_ms = runs["paced", True][1] * 1e3
-compare("overlap-step-here", step_ms, title="A step with overlap", axis="time of a step", paced=True)
+compare(
+    "overlap-step-here", step_ms, title="A step with overlap", axis="time of a step", paced=True
+)
 
 # %% [markdown]
 # ### The timeline of a step
@@ -422,15 +453,21 @@ figure = viz.timelines(
 reveal("overlap-step-here", figure)
 
 # %% tags=["timeline-unpaced"]
-viz.timelines({f"{name} overlap, unpaced": runs["unpaced", on][0] for name, on in (("without", False), ("with", True))})
+viz.timelines(
+    {
+        f"{name} overlap, unpaced": runs["unpaced", on][0]
+        for name, on in (("without", False), ("with", True))
+    }
+)
 
 # %% tags=["overlap-result"]
 lines = [f"4 ranks, {os.cpu_count()} cores"]
 for kind in ("paced", "unpaced"):
     without, with_it = runs[kind, False], runs[kind, True]
     lines.append(
-        f"{kind:8s} step {without[1] * 1e3:5.0f} ms without overlap, {with_it[1] * 1e3:5.0f} ms with it: "
-        f"{without[1] / with_it[1]:.2f} times as fast; hidden: {with_it[0].overlap:.0%} of the communication"
+        f"{kind:8s} step {without[1] * 1e3:5.0f} ms without overlap, "
+        f"{with_it[1] * 1e3:5.0f} ms with it: {without[1] / with_it[1]:.2f} times as fast; "
+        f"hidden: {with_it[0].overlap:.0%} of the communication"
     )
 reveal("overlap-step-here", "\n".join(lines))
 
@@ -462,7 +499,9 @@ viz.overlap_explorer()
 def accumulate(world, sync_each, micro_batches=4):
     replica = md.DataParallel(md.GPT(CONFIG, seed=0).double(), world)
     pieces = [text.batch(k, world.rank, world.size) for k in range(micro_batches)]
-    tokens = md.global_tokens([targets for _, targets in pieces], world)  # the divisor: the tokens of the whole step
+    tokens = md.global_tokens(
+        [targets for _, targets in pieces], world
+    )  # the divisor: the tokens of the whole step
     world.recorder.clear()
     for k, (inputs, targets) in enumerate(pieces):
         if sync_each or k == micro_batches - 1:
@@ -476,8 +515,14 @@ def accumulate(world, sync_each, micro_batches=4):
 
 once, gradient_once = md.launch(accumulate, ranks=4, args=(False,))[0]
 each, gradient_each = md.launch(accumulate, ranks=4, args=(True,))[0]
-print(f"bytes sent by a rank: {once:,} averaging once, {each:,} averaging each time: {each / once:.1f} times")
-print(f"relative difference of the gradients: {(gradient_once - gradient_each).norm() / gradient_once.norm():.1e}")
+print(
+    f"bytes sent by a rank: {once:,} averaging once, {each:,} averaging each time: "
+    f"{each / once:.1f} times"
+)
+print(
+    "relative difference of the gradients: "
+    f"{(gradient_once - gradient_each).norm() / gradient_once.norm():.1e}"
+)
 
 # %% [markdown]
 # ### Throughput scales, memory does not
@@ -496,8 +541,15 @@ def state_bytes(world):
     tokens, targets = text.batch(0, world.rank, world.size)
     md.token_loss(replica(tokens), targets, world).backward()
     optimizer.step()
-    held = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor) and t.dim()]
-    return sum(t.nbytes for p in model.parameters() for t in (p, p.grad)) + sum(t.nbytes for t in held)
+    held = [
+        t
+        for state in optimizer.state.values()
+        for t in state.values()
+        if isinstance(t, torch.Tensor) and t.dim()
+    ]
+    return sum(t.nbytes for p in model.parameters() for t in (p, p.grad)) + sum(
+        t.nbytes for t in held
+    )
 
 
 def throughput_and_memory(world):
@@ -554,7 +606,8 @@ for ranks, factor in ((1, 1), (4, 1), (4, 4), (16, 16)):
     steps = SAMPLES // (LOCAL * ranks)
     loss = loss_after(LOCAL * ranks, RATE * factor)
     print(
-        f"{ranks:2d} ranks: {steps:2d} steps of {LOCAL * ranks:3d} samples at rate {RATE * factor:.2f}: loss {loss:.2f}"
+        f"{ranks:2d} ranks: {steps:2d} steps of {LOCAL * ranks:3d} samples "
+        f"at rate {RATE * factor:.2f}: loss {loss:.2f}"
     )
 
 # %% [markdown]

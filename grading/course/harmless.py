@@ -1,13 +1,15 @@
 """A graded notebook that can be opened: nothing of a learner's runs in the browser of whoever looks at it.
 
 Formgrader and feedback pages show a notebook's HTML as it is. So texts lose tags that do more than format, and of what
-cells displayed only text and pictures stay.
+cells displayed only text and pictures stay, without what would move the cursor of a terminal.
 """
 
 import re
 
 from nbconvert.preprocessors.sanitize import SanitizeHTML
 from nbformat.notebooknode import NotebookNode
+
+from grading.course.plain import plain
 
 PICTURES = ("image/png", "image/jpeg")
 TAGS = [
@@ -46,9 +48,16 @@ def harmless(notebook: NotebookNode) -> NotebookNode:
 
 
 def _output(output: NotebookNode) -> NotebookNode:
+    if output.output_type == "stream":
+        output.text = plain(output.text, colours=True)
+    if output.output_type == "error":
+        output.ename, output.evalue = plain(output.ename), plain(output.evalue)
+        output.traceback = [plain(line, colours=True) for line in output.traceback]
     if output.output_type not in ("display_data", "execute_result"):
         return output
     output.data = NotebookNode({kind: data for kind, data in output.data.items() if _is_harmless(kind, data)})
+    if "text/plain" in output.data:
+        output.data["text/plain"] = plain(output.data["text/plain"], colours=True)
     output.metadata = NotebookNode()
     return output
 

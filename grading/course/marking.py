@@ -20,6 +20,7 @@ from grading.text import answer as in_words
 from grading.verdict import Verdict, judge
 
 LONGEST = 2_000_000  # bytes of a file of answers
+OTHERS = "answered were other questions than this course's, such as the public ones; a person has to look at the points"
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,8 @@ def _readable(texts: Sequence[str], module: str, where: str, notes: list[str]) -
 
 
 def _differ(one: Submission, other: Submission) -> str:
+    if not one.fits(other.edition):
+        return "to other questions"
     if one.learner != other.learner:
         return "made by someone else"
     if len(one.attempts) != len(other.attempts):
@@ -131,9 +134,12 @@ def mark(bank: Bank, module: str, submission: Submission | None, rules: Rules, n
     if submission is None:
         text = f'No answers were found: run the cell submit("{module}") before you save and hand in.'
         return Outcome(f"test-{module}", nothing, text, (*notes, f"no answers for test {module}"))
+    held = "" if submission.fits(bank.edition) else OTHERS
+    notes = (*notes, held) if held else notes
     attempts, dropped = rules.allowed(submission.attempts)
     if not attempts:
-        return Outcome(f"test-{module}", nothing, f"Test {module}: 0 points. {'. '.join(dropped)}.", (*notes, *dropped))
+        text = f"Test {module}: 0 points. {'. '.join(dropped)}."
+        return Outcome(f"test-{module}", nothing, text, (*notes, *dropped), held)
     marked = [_mark(questions, attempt, number, submission.learner) for number, attempt in enumerate(attempts)]
     best = max(marked, key=lambda each: each.points)  # the first of equals
     scores = ", ".join(f"{each.points:g}" for each in marked)
@@ -144,8 +150,9 @@ def mark(bank: Bank, module: str, submission: Submission | None, rules: Rules, n
     return Outcome(
         f"test-{module}",
         best.items,
-        "\n\n".join([" ".join([head, *(f"Note: {note}." for note in dropped)]), *best.lines]),
+        "\n\n".join([" ".join([head, *(f"Note: {note}." for note in [held, *dropped] if note)]), *best.lines]),
         (*notes, *(dict.fromkeys(remark for remark in remarks if remark))),
+        held,
     )
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from grading.course.plain import plain
+
 STATES = ("passed", "failed", "blocked")
 
 
@@ -39,12 +41,17 @@ class Item:
 @dataclass(frozen=True)
 class Outcome:
     """How one cell was judged. part: an exercise's or a test's id. text: what the learner reads. notes: what only the
-    instructor does."""
+    instructor does. held: why a person has to look at the points, "" if nobody has."""
 
     part: str
     items: tuple[Item, ...]
     text: str
     notes: tuple[str, ...] = ()
+    held: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", plain(self.text))  # what a learner's code raised stands in it
+        object.__setattr__(self, "notes", tuple(map(plain, self.notes)))
 
     @property
     def points(self) -> float:
@@ -68,4 +75,4 @@ class Outcome:
             Item(**{**item, "chosen": tuple(item["chosen"]), "mistakes": tuple(item["mistakes"])})
             for item in data["items"]
         )
-        return Outcome(data["part"], items, data["text"], tuple(data["notes"]))
+        return Outcome(data["part"], items, data["text"], tuple(data["notes"]), data.get("held", ""))

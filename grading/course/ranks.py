@@ -2,6 +2,7 @@
 
 import socket
 import tempfile
+from collections.abc import Callable
 
 from grading.ranks.host import RankHost
 from grading.ranks.run import Job, Run
@@ -29,13 +30,13 @@ class RanksBesideKernel(RankHost):
             return
         super().start()
 
-    def run(self, job: Job) -> Run:
+    def run(self, job: Job, waiting: Callable[[str], None] | None = None) -> Run:
         """As a host does. If its process goes away meanwhile, it is run again from one that no learner's code sees."""
         beside = self._process is None
-        run = super().run(job)
+        run = super().run(job, waiting)
         if beside and run.mistake == "lost-host":
             self.close()
-            return super().run(job)
+            return super().run(job, waiting)
         return run
 
     def _is_there(self) -> bool:

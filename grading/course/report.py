@@ -8,6 +8,7 @@ from pathlib import Path
 
 from grading.bank import Bank
 from grading.course.outcome import Item, Outcome
+from grading.course.plain import plain
 from grading.course.regrade import judged
 from grading.course.settings import Course, CourseError, load
 from grading.files import write_atomically
@@ -20,15 +21,16 @@ FEW = 10  # below so many learners the figures say little
 class Row:
     """One criterion or question over all learners.
 
-    difficulty: share of its points that learners got, 1 is easy. discrimination: correlation of these with the rest of
-    their points; near 0 or below, it does not tell the strong from the weak, or its key is wrong. None: all alike.
+    right: share of its points that learners got, 1 is easy; None: nobody answered. Those who did not take a test do not
+    count. discrimination: correlation of these with the rest of their points; near 0 or below, it does not tell the
+    strong from the weak, or its key is wrong. None: all alike.
     """
 
     part: str
     name: str
     count: int
     blocked: int
-    difficulty: float
+    right: float | None
     discrimination: float | None
     mistakes: tuple[tuple[str, int], ...]
 
@@ -55,31 +57,32 @@ def report(course: Course, name: str) -> str:
     if not results:
         raise CourseError(f"nothing was graded yet: run grading grade {name} first")
     rows = summarise(results)
-    nobody = unpicked(results, Checks.load(course, name).bank)
+    picked = picks(results)
+    nobody = unpicked(picked, Checks.load(course, name).bank)
     lines = [f"# {name}: {len(results)} learners", ""]
     if len(results) < FEW:
-        lines += [f"With fewer than {FEW} learners, difficulty and discrimination are anecdotes.", ""]
+        lines += [f"With fewer than {FEW} learners, shares and discrimination are anecdotes.", ""]
     lines += [
-        "| part | criterion or question | difficulty | discrimination | blocked | mistakes |",
+        "| part | criterion or question | share right | discrimination | blocked | mistakes |",
         "|---|---|---|---|---|---|",
     ]
     for row in rows:
-        apart = "-" if row.discrimination is None else f"{row.discrimination:.2f}"
+        right, apart = ("-" if each is None else f"{each:.2f}" for each in (row.right, row.discrimination))
         mistakes = ", ".join(f"{name} ({count})" for name, count in row.mistakes)
-        lines.append(f"| {row.part} | {row.name} | {row.difficulty:.2f} | {apart} | {row.blocked} | {mistakes} |")
+        lines.append(f"| {row.part} | {row.name} | {right} | {apart} | {row.blocked} | {mistakes} |")
     lines += ["", "## Options that nobody picked", ""]
-    lines += [f"- {line}" for line in nobody] or ["None."]
-    return "\n".join([*lines, "", "## Criterion by learner", "", *_matrix(results, rows), ""])
+    lines += [f"- {line}" for line in nobody] or ["None." if picked else "Nobody answered."]
+    return plain("\n".join([*lines, "", "## Criterion by learner", "", *_matrix(results, rows), ""]))
 
 
 def summarise(results: Mapping[str, Mapping[str, Outcome]]) -> list[Row]:
     """A row for each item, in the order of the assignment."""
     table = {learner: _items(outcomes) for learner, outcomes in results.items()}
     keys = list(dict.fromkeys(key for items in table.values() for key in items))
-    totals = {learner: sum(item.points for item in items.values()) for learner, items in table.items()}
+    totals = {learner: sum(item.points for item in items.values() if item) for learner, items in table.items()}
     rows = []
     for part, name in keys:
-        mine = {learner: items[part, name] for learner, items in table.items() if (part, name) in items}
+        mine = {learner: item for learner, items in table.items() if (item := items.get((part, name)))}
         decided = {learner: item for learner, item in mine.items() if item.state != "blocked"}
         shares = [item.points / item.possible if item.possible else 0.0 for item in decided.values()]
         rest = [totals[learner] - item.points for learner, item in decided.items()]
@@ -87,7 +90,7 @@ def summarise(results: Mapping[str, Mapping[str, Outcome]]) -> list[Row]:
         for mistake in (mistake for item in mine.values() for mistake in item.mistakes):
             counts[mistake] = counts.get(mistake, 0) + 1
         ranked = tuple(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
-        mean = sum(shares) / len(shares) if shares else math.nan
+        mean = sum(shares) / len(shares) if shares else None
         rows.append(Row(part, name, len(mine), len(mine) - len(decided), mean, correlation(shares, rest), ranked))
     return rows
 
@@ -107,30 +110,45 @@ def correlation(xs: Sequence[float], ys: Sequence[float]) -> float | None:
     return round(sum((x - mx) * (y - my) for x, y in zip(xs, ys, strict=True)) / (sx * sy), 6)
 
 
-def unpicked(results: Mapping[str, Mapping[str, Outcome]], bank: Bank) -> Iterator[str]:
-    """Options of choice questions that no learner picked: they cost reading time and test nothing."""
+def picks(results: Mapping[str, Mapping[str, Outcome]]) -> dict[str, set[str]]:
+    """Question -> what learners answered; only those that somebody did."""
     picked: dict[str, set[str]] = {}
     for outcomes in results.values():
         for outcome in outcomes.values():
             for item in outcome.items if outcome.part.startswith("test-") else ():
-                picked.setdefault(item.name, set()).update(item.chosen)
+                if item.chosen:
+                    picked.setdefault(item.name, set()).update(item.chosen)
+    return picked
+
+
+def unpicked(picked: Mapping[str, set[str]], bank: Bank) -> Iterator[str]:
+    """Options of choice questions that no learner picked: they cost reading time and test nothing."""
     for name, keys in picked.items():
         try:
             body = bank.question(name).body
         except KeyError:
             continue  # no longer asked
-        if keys and isinstance(body, Choice):
+        if isinstance(body, Choice):
             for option in body.options:
                 if key(name, option.value) not in keys:
                     yield f"{name}: {' '.join(option.value.split())}"
 
 
-def _items(outcomes: Mapping[str, Outcome]) -> dict[tuple[str, str], Item]:
-    return {(outcome.part, item.name): item for outcome in outcomes.values() for item in outcome.items}
+def _items(outcomes: Mapping[str, Outcome]) -> dict[tuple[str, str], Item | None]:
+    """A learner's items, None for those of a test that was not taken."""
+    return {
+        (outcome.part, item.name): item if _taken(outcome) else None
+        for outcome in outcomes.values()
+        for item in outcome.items
+    }
+
+
+def _taken(outcome: Outcome) -> bool:
+    return not outcome.part.startswith("test-") or any(item.chosen for item in outcome.items)
 
 
 def _matrix(results: Mapping[str, Mapping[str, Outcome]], rows: Sequence[Row]) -> list[str]:
-    """Learners against items: + passed, - failed, ? blocked."""
+    """Learners against items: + passed, - failed, ? blocked, a blank for a test that was not taken."""
     marks = {"passed": "+", "failed": "-", "blocked": "?"}
     lines = [f"{place:3} {row.part} {row.name}" for place, row in enumerate(rows, 1)]
     width = max(map(len, results))

@@ -40,7 +40,9 @@ def stuck(seats: Sequence[Any]) -> tuple[str, str]:
     if returned:
         ranks = ", ".join(map(str, returned))
         lines.append(f"    rank {ranks} has returned" if len(returned) == 1 else f"    ranks {ranks} have returned")
-    mistake, cause = _cause([seats[rank].waits for rank in waiting], [seats[rank] for rank in returned])
+    mistake, cause = _another_tag(seats) or _cause(
+        [seats[rank].waits for rank in waiting], [seats[rank] for rank in returned]
+    )
     return "Deadlock: nobody can go on.\n" + "\n".join(lines) + f"\n  {cause}", mistake
 
 
@@ -48,6 +50,24 @@ def _what(seat: Any) -> str:
     post = seat.waits
     end = {"isend": f"its isend to rank {post.peer}", "irecv": f"a message from rank {post.peer}"}
     return f"{end.get(post.what, f'the others in {post.what}')} ({seat.at})"
+
+
+def _another_tag(seats: Sequence[Any]) -> tuple[str, str] | None:
+    """The sentence for a message that is there, under another tag than its receiver asks for; None if there is none."""
+    for rank, seat in enumerate(seats):
+        post = seat.waits
+        if seat.state != "waiting" or post.what not in ("isend", "irecv") or not 0 <= post.peer < len(seats):
+            continue
+        opposite = "irecv" if post.what == "isend" else "isend"
+        for other in seats[post.peer].posts.values():
+            if (other.what, other.peer) == (opposite, rank) and not other.over and other.tag != post.tag:
+                src, dst = (rank, post.peer) if post.what == "isend" else (post.peer, rank)
+                sent, wanted = (post.tag, other.tag) if post.what == "isend" else (other.tag, post.tag)
+                return "mismatched-messages", (
+                    f"There is a message from rank {src} to rank {dst}, sent with tag {sent}, but rank {dst} asks for "
+                    f"tag {wanted}. A message is received under the tag that it was sent with."
+                )
+    return None
 
 
 def _cause(waits: Sequence[Any], returned: Sequence[Any]) -> tuple[str, str]:

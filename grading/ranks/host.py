@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +97,11 @@ class RankHost:
             self._errors.close()
         self._process = self._control = self._errors = None
 
-    def run(self, job: Job) -> Run:
-        """Make the job's calls on ranks of their own, and say how they went. Raises NoRanks where there can be none."""
+    def run(self, job: Job, waiting: Callable[[str], None] | None = None) -> Run:
+        """Make the job's calls on ranks of their own, and say how they went. Raises NoRanks where there can be none.
+
+        waiting: called every now and then in a run that takes long, with what is waited for.
+        """
         with self._lock:
             self.start()
             assert self._control is not None
@@ -107,7 +110,7 @@ class RankHost:
             try:
                 socket.send_fds(self._control, [b"w"], world.theirs)
                 world.close_theirs()
-                run = world.watch(self.control, self.exits)
+                run = world.watch(self.control, self.exits, waiting)
                 clean = self._stop()
             except OSError as error:
                 run = world.end("lost", f"the process that starts the ranks went away: {error}", "lost-host")

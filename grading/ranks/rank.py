@@ -9,6 +9,8 @@ import signal
 import socket
 import sys
 import sysconfig
+import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from types import CodeType, FrameType
@@ -39,7 +41,7 @@ def run(sock: socket.socket, out: int) -> NoReturn:
     except EOFError:
         pass
     except BaseException as error:
-        os.write(2, f"{type(error).__name__}: {error}\n".encode())
+        os.write(2, f"{type(error).__name__}: {said_by(error)}\n".encode(errors="replace"))
     finally:
         os._exit(code)
 
@@ -106,6 +108,7 @@ def _play(line: Line, job: Mapping[str, Any]) -> None:
                 comm = md.Comm(transport, tuple(range(size)), job["rank"])
                 comm.generator.manual_seed(job["seed"] * 1000 + job["rank"])
                 value = body(function, comm, transport.ask, **inputs) if body else function(comm, **inputs)
+                _no_threads_left()
                 line.say({"op": "returned", "value": value})
             if not line.hear()["go"]:
                 return
@@ -115,6 +118,29 @@ def _play(line: Line, job: Mapping[str, Any]) -> None:
         kind, why = learner.describe(error)
         line.say({"op": "failed", "kind": kind, "why": why})
         line.hear()  # until the grader ends this world
+
+
+def _no_threads_left(seconds: float = 0.5) -> None:
+    """Wait for threads that the learner's function started; raises RuntimeError for one that goes on all the same: what
+    it says later would belong to no call."""
+    deadline = time.monotonic() + seconds
+    for thread in threading.enumerate():
+        if thread is threading.current_thread() or isinstance(thread, threading._DummyThread):  # torch's own
+            continue
+        thread.join(max(deadline - time.monotonic(), 0.0))
+        if thread.is_alive():
+            raise RuntimeError(
+                f"your function has returned, and {thread.name}, a thread that it started, still runs: wait for it "
+                "with join() before you return"
+            )
+
+
+def said_by(error: BaseException) -> str:
+    """The words of an exception, whatever its own __str__ does."""
+    try:
+        return str(error)
+    except Exception as another:
+        return f"(its __str__ raises {type(another).__name__})"
 
 
 class Learner:
@@ -175,10 +201,11 @@ class Learner:
         frames = [(frame, number) for frame, number in traceback.walk_tb(error.__traceback__) if self.is_theirs(frame)]
         places = [self._place(frame, number) for frame, number in frames[-4:]]
         rows = [f"    line {number} of {name}: {text}".removesuffix(": ") for name, number, text in places]
-        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        said = said_by(error)
+        what = f"{type(error).__name__}: {said}" if said else type(error).__name__
         if isinstance(error, OutOfTime):
-            what = str(error)
-        if isinstance(error, ValueError) and "process group has not been initialized" in str(error):
+            what = said
+        if isinstance(error, ValueError) and "process group has not been initialized" in said:
             what = NO_GROUP
         return type(error).__name__, "\n".join([what[:2000], *rows])
 

@@ -40,6 +40,7 @@ class Post:
     peer: int
     at: Place
     data: Tensor
+    tag: int = 0
     note: Any = None  # its line in the log
     args: Any = None
     over: bool = False
@@ -135,7 +136,8 @@ class Relay:
     # ---- messages ----------------------------------------------------------------------------------------------------
 
     def _send(self, rank: int, said: dict[str, Any]) -> list[Reply]:
-        post, tag = self._post(rank, said, "isend"), whole_number(said.get("tag"), 2**31)
+        post = self._post(rank, said, "isend")
+        post.tag = tag = whole_number(said.get("tag"), 2**31)
         x, dst = post.data, post.peer
         post.note = Message(self.call, rank, dst, tag, x.numel(), _dtype(x), self._events, given=_given(said))
         self.messages.append(post.note)
@@ -143,7 +145,8 @@ class Relay:
         return self._match((rank, dst, tag))
 
     def _receive(self, rank: int, said: dict[str, Any]) -> list[Reply]:
-        post, tag = self._post(rank, said, "irecv"), whole_number(said.get("tag"), 2**31)
+        post = self._post(rank, said, "irecv")
+        post.tag = tag = whole_number(said.get("tag"), 2**31)
         post.args = self._events
         self._receives.setdefault((post.peer, rank, tag), deque()).append(post)
         return self._match((post.peer, rank, tag))

@@ -24,6 +24,10 @@ from grading.ranks import rank
 
 _PR_SET_CHILD_SUBREAPER = 36
 _TICK = 0.02  # seconds between looks at who has ended
+# That ranks may start, all together. A limit of the system's (RLIMIT_NPROC) would count all that its user runs, and
+# would not hold for root.
+MOST_PROCESSES = 64
+TOO_MANY = 1000  # told as the exit code of a rank whose world had more
 
 
 def main(control: socket.socket) -> None:
@@ -49,6 +53,11 @@ def _serve(control: socket.socket, fds: list[int]) -> None:
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
         while not selector.select(_TICK):
+            if len(descendants()) > MOST_PROCESSES + len(pids):
+                for each in pids.values():
+                    _tell(control, exited=[each, TOO_MANY])
+                kill_children()
+                pids = {}
             for pid, code in _reap().items():
                 if pid in pids:
                     _tell(control, exited=[pids[pid], code])
@@ -82,28 +91,49 @@ def _reap() -> dict[int, int]:
 
 
 def kill_children(seconds: float = 10.0) -> bool:
-    """Kill every child and its group, then what that orphaned onto us, until none is left. True if so."""
+    """Kill all that came of this process, also what loses its parent meanwhile, until none is left. True if so."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         _reap()
-        left = _children()
-        if not left:
+        stopped: set[int] = set()
+        while new := descendants() - stopped:
+            for pid in new:
+                _signal(pid, signal.SIGSTOP)  # what stands still forks no more: without this, some outrun the killing
+            stopped |= new
+        if not stopped:
             return True
-        for pid in left:
-            for kill in (os.killpg, os.kill):
-                with contextlib.suppress(OSError):
-                    kill(pid, signal.SIGKILL)
+        for pid in stopped:
+            _signal(pid, signal.SIGKILL)
         time.sleep(0.001)
     return False
 
 
-def _children() -> list[int]:
-    me = os.getpid()
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(OSError):
+        os.kill(pid, number)
+
+
+def descendants() -> set[int]:
+    """Every process that this one or one of its descendants started, and that has not been reaped."""
+    found: set[int] = set()
+    todo = [os.getpid()]
+    while todo:
+        new = set(_children(todo.pop())) - found
+        found |= new
+        todo += new
+    return found
+
+
+def _children(parent: int) -> list[int]:
+    found: list[int] = []
     try:
-        with open(f"/proc/self/task/{me}/children") as file:
-            return [int(pid) for pid in file.read().split()]
-    except OSError:  # a kernel without this list
-        return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _parent_of(pid) == me]
+        for task in os.listdir(f"/proc/{parent}/task"):
+            with open(f"/proc/{parent}/task/{task}/children") as file:
+                found += [int(pid) for pid in file.read().split()]
+    except OSError:
+        if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):  # a kernel without this list
+            return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _parent_of(pid) == parent]
+    return found
 
 
 def _parent_of(pid: str) -> int:

@@ -13,8 +13,10 @@ from typing import Any
 from grading.ranks import codec
 from grading.ranks.relay import Relay, Reply, Wrong
 from grading.ranks.run import Job, Run
+from grading.ranks.warm import MOST_PROCESSES, TOO_MANY
 
 _GRACE_S = 1.0  # after a rank has failed: so long the others may still end on their own
+_WORD_S = 2.0  # between words about what is waited for
 _CHUNK = 1 << 16
 _MOST_BYTES = 1 << 29  # that one rank may send in a run
 
@@ -123,11 +125,18 @@ class World:
             "limits": asdict(job.limits),
         }
 
-    def watch(self, control: socket.socket, exits: Callable[[], dict[int, int]]) -> Run:
+    def watch(
+        self,
+        control: socket.socket,
+        exits: Callable[[], dict[int, int]],
+        waiting: Callable[[str], None] | None = None,
+    ) -> Run:
         """Listen until nothing can happen any more, or the time is over.
 
-        control: readable when `exits` has news: ranks whose process ended, and their exit codes.
+        control: readable when `exits` has news: ranks whose process ended, and their exit codes. waiting: told what is
+        waited for, once in so many seconds.
         """
+        next_word = self.started + _WORD_S
         self.selector.register(control, selectors.EVENT_READ, ("host", -1))
         late = self.started + self.job.limits.seconds + _GRACE_S
         first_bad = None
@@ -135,6 +144,9 @@ class World:
             now = time.monotonic()
             if self.relay.bad and first_bad is None:
                 first_bad = now
+            if waiting is not None and now > next_word:
+                next_word = now + _WORD_S
+                waiting(self.waits_for())
             if now > late or (first_bad is not None and now > first_bad + _GRACE_S):
                 break
             try:
@@ -142,6 +154,13 @@ class World:
             except Wrong as wrong:
                 return self.end(wrong.verdict, wrong.why, wrong.mistake, wrong.rank)
         return self._verdict()
+
+    def waits_for(self) -> str:
+        """What the run waits for now, and until when."""
+        running = [str(rank) for rank, seat in enumerate(self.relay.seats) if seat.state == "running"]
+        who = f"rank {running[0]} has" if len(running) == 1 else f"ranks {', '.join(running)} have"
+        passed, most = time.monotonic() - self.started, self.job.limits.seconds
+        return f"{who} not returned after {passed:.0f} s; after {most:g} s the run is ended, and the report says where."
 
     def _listen(self, exits: Callable[[], dict[int, int]]) -> None:
         for rank, link in enumerate(self.links):
@@ -238,6 +257,8 @@ class World:
 
 def _exit_text(code: int) -> str:
     """How a process ended, for its rank's sentence."""
+    if code == TOO_MANY:
+        return f"was ended: more than {MOST_PROCESSES} processes were started, which looks like a fork without an end."
     if code >= 0:
         return f"ended its own process with exit code {code} instead of returning."
     name = signal.Signals(-code).name

@@ -48,10 +48,10 @@ def exchange(comm: Messenger, outgoing: Tensor, dst: int, incoming: Tensor, src:
 
 
 def reduce_around(pieces: Sequence[Tensor], comm: Messenger) -> None:
-    """Send a partial sum of each piece once round the ring; afterwards piece `rank` is finished here.
+    """Send a partial sum of each piece once round the ring; piece `rank` ends here, finished.
 
-    It sets out at the right neighbour of the rank that will own it, and every rank it passes adds its own part to it:
-    the last to add is the owner. n = 4, what rank 0 does:
+    It sets out at the right neighbour of the rank that will own it, and every rank it passes adds
+    its own part to it: the last to add is the owner. n = 4, what rank 0 does:
 
                   sends to 1       adds from 3
         step 1    piece 3          piece 2 of 3
@@ -65,7 +65,7 @@ def reduce_around(pieces: Sequence[Tensor], comm: Messenger) -> None:
 
 
 def gather_around(pieces: Sequence[Tensor], comm: Messenger) -> None:
-    """Send each piece once round the ring, from the rank of its number: a rank passes on what it got last.
+    """Send each piece once round the ring, from its own rank: a rank passes on what it got last.
 
     n = 4, what rank 0 does:
 
@@ -108,10 +108,10 @@ def ring_all_gather(x: Tensor, comm: Messenger, sizes: Sequence[int] | None = No
 
 
 def ring_all_reduce(x: Tensor, comm: Messenger) -> Tensor:
-    """The sum of x over the ranks, into x: a reduce-scatter, then an all-gather that hands the finished pieces round.
+    """The sum of x over the ranks, into x: a reduce-scatter, then an all-gather of the sums.
 
-    2(n-1) messages; at most 2(n-1) ceil(N/n) elements. That is nearly 2N however many ranks there are, and no algorithm
-    sends less [P].
+    2(n-1) messages; at most 2(n-1) ceil(N/n) elements. That is nearly 2N however many ranks there
+    are, and no algorithm sends less [P].
     """
     wire.check("ring_all_reduce", x, comm.device, written=True)
     flat = _flat(x)

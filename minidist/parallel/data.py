@@ -41,10 +41,10 @@ FIRST_BUCKET_MB = 1
 
 
 def average_gradients(module: nn.Module, comm: Comm) -> None:
-    """Replace every gradient by its average over the ranks: what data parallelism is, and nothing else.
+    """Replace every gradient by its average over the ranks: all that data parallelism is.
 
-    Call it on every rank after the backward pass and before the optimizer. The replicas must have started equal. A
-    parameter this rank did not use takes part with zeros.
+    Call it on every rank after the backward pass and before the optimizer. The replicas must have
+    started equal. A parameter this rank did not use takes part with zeros.
     """
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
@@ -231,8 +231,8 @@ class DataParallel(nn.Module):
             self._begin()
         if i not in bucket.waiting:
             raise RuntimeError(
-                f"{bucket.names[i]}: a second gradient in one backward pass, and the first may be on its way already. "
-                "If that comes from activation checkpointing, pass use_reentrant=False"
+                f"{bucket.names[i]}: a second gradient in one backward pass, and the first may be on "
+                "its way already. If that comes from activation checkpointing, pass use_reentrant=False"
             )
         bucket.deliver(i, 1 / self.comm.size)
         if self.overlap:
@@ -248,15 +248,15 @@ class DataParallel(nn.Module):
     def _launch_full_buckets(self) -> None:
         """Send in the order of the list, and in that order only.
 
-        A later bucket may fill first, on one rank and not on another (a branch not taken). Sent as they fill, the
-        ranks' all-reduces would pair bucket 2 with bucket 3.
+        A later bucket may fill first, on one rank and not on another (a branch not taken). Sent as they
+        fill, the ranks' all-reduces would pair bucket 2 with bucket 3.
         """
         while self._launched < len(self._buckets) and not self._buckets[self._launched].waiting:
             self._buckets[self._launched].launch(self.comm)
             self._launched += 1
 
     def _finish(self) -> None:
-        """The backward pass is over: what has not come will not come. Send the rest, and wait for all of it."""
+        """The backward pass is over, what has not come will not come: send the rest, wait for all."""
         for bucket in self._buckets[self._launched :]:
             for i in sorted(bucket.waiting):
                 bucket.deliver(i, 1 / self.comm.size)

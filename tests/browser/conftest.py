@@ -164,6 +164,16 @@ class Lab:
         outputs = self.cell(tag).find_elements(By.CSS_SELECTOR, ".jp-Cell-outputArea")
         return outputs[0].text if outputs else ""
 
+    def said(self, tag: str) -> str:
+        """The same in one step, for a page whose cells are still being drawn."""
+        return self.js(
+            PANEL
+            + """const cells = panel.content.widgets, index = cells.findIndex(w => w.model.id === arguments[0]);
+                 panel.content.scrollToItem(index, 'start');
+                 return cells[index].node.querySelector('.jp-Cell-outputArea')?.innerText ?? '';""",
+            tag,
+        )
+
     def source(self, tag: str) -> str:
         find = "panel.content.widgets.find(w => w.model.id === arguments[0])"
         return self.js(f"{PANEL} return {find}.model.sharedModel.getSource();", tag)

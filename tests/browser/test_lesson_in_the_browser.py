@@ -110,6 +110,30 @@ def test_cards_can_be_read_in_both_themes(lab: Any):
             lab.shot(f"{tag}-{theme.split()[-1].lower()}")
 
 
+NAMES = """
+const words = ids => ids.split(" ").map(id => document.getElementById(id)?.innerText.trim() ?? "").join(" ");
+const controls = arguments[0].querySelectorAll(
+    ".widget-radio-box, .minidist-group, .widget-text input, .widget-dropdown select, .minidist-card");
+return [...controls].map(node => [node.getAttribute("role") ?? node.tagName,
+    words(node.getAttribute("aria-labelledby") ?? node.getAttribute("aria-describedby") ?? "")]);
+"""
+
+
+def test_every_control_says_which_question_it_answers(lab: Any):
+    for tag in (CARD, "predict-wait", "quiz"):
+        cell = lab.cell(tag)
+        lab.wait(lambda cell=cell: all(name for _, name in lab.js(NAMES, cell)), f"names in {tag}")
+    names = lab.js(NAMES, lab.cell("quiz"))
+    groups = [name for role, name in names if role == "radiogroup"]
+    assert groups
+    assert all(name.startswith(f"{name.split('.')[0]}. ") for name in groups)  # by the question's number and text
+    radios = lab.cell("quiz").find_element(By.CSS_SELECTOR, "[role=radiogroup]").find_elements(By.TAG_NAME, "input")
+    lab.js("arguments[0].focus()", radios[0])
+    lab.press("SPACE")
+    lab.press("ARROW_DOWN")
+    assert [radio.is_selected() for radio in radios[:2]] == [False, True]
+
+
 def test_a_click_while_a_cell_runs_is_answered_after_it(lab: Any, root: Path):
     before = len(log(root, "answered"))
     lab.cell("first-world")
@@ -166,6 +190,20 @@ def test_a_submitted_test_is_in_the_saved_notebook_and_survives_a_restart(lab: A
     lab.run("submit")
     assert lab.text("submit") == shown
     assert lab.source("submit") == cell.source
+
+
+def test_a_reopened_lesson_says_how_to_see_its_cards_again(lab: Any):
+    lab.restart()  # the widgets are gone
+    lab.open(f"workspace/{LESSON}.ipynb")
+    for tag in (CARD, "predict-wait", "quiz"):
+        lab.wait(lambda tag=tag: lab.said(tag).startswith("What you answered is kept."), f"what {tag} says")
+        assert "not found" not in lab.said(tag)
+    lab.cell(CARD)
+    lab.shot("reopened")
+    lab.run("setup")
+    lab.run(CARD)
+    assert len(lab.buttons(CARD)) >= 2
+    assert "is kept." not in lab.text(CARD)
 
 
 def test_nothing_came_from_another_machine(lab: Any):

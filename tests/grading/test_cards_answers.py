@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import zlib
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -41,6 +42,15 @@ def test_what_goes_in_comes_out(attempts: list[Attempt]):
     assert decode(line) == submission
     assert list(decode(line).attempts[0].answers) == list(attempts[0].answers)  # in the test's order
     assert not set(line) & set("\"'\\\n ")  # it can stand in quotes
+
+
+def test_the_edition_goes_along_and_older_answers_have_none():
+    other = replace(SOME, edition="5a3c01d2")
+    assert decode(encode(other)) == other
+    old = packed(json.dumps({key: value for key, value in asdict(SOME).items() if key != "edition"}).encode())
+    assert decode(old) == SOME
+    assert [other.fits(edition) for edition in ("5a3c01d2", "", "other")] == [True, True, False]
+    assert SOME.fits("other")
 
 
 def test_spaces_and_line_breaks_do_no_harm():

@@ -55,10 +55,11 @@ def test_run_all_in_a_kernel_then_as_text(desk: Any):
     shown = {cell.id: cell.outputs for cell in notebook.cells}
     widget = "application/vnd.jupyter.widget-view+json"
     for tag in ("predict", "card", "quiz"):
-        (output,) = shown[tag]
+        output, when_gone = shown[tag]
         assert widget in output.data, tag
         assert output.data["text/plain"]  # what a page without the kernel shows
-    (hidden,) = shown["show-ring"]
+        assert when_gone.data["text/plain"].startswith("What you answered is kept.")
+    hidden, _ = shown["show-ring"]
     assert "Measured, and kept back" in hidden.data["text/plain"]
     assert "Not submitted: 0 of 8" in printed(shown["submit"])
     assert "|77 Sample|" in shown["progress"][0].data["text/markdown"]

@@ -13,7 +13,7 @@ from course.workspace import fill
 from grading import card, log, progress, review, shelf, text
 from grading.__main__ import main as command
 from grading.log import record
-from grading.progress import as_markdown, follow, main, summary
+from grading.progress import _line, as_markdown, follow, main, summary
 from grading.review import CARDS, missed, to_review
 
 
@@ -182,3 +182,9 @@ def test_cells_are_logged_once_each_and_only_those_a_person_ran(desk: Any, monke
         info = ExecutionInfo("1", counts, False, False, cell)
         shell.events.trigger("pre_run_cell", info)
     assert [(entry["module"], entry["cell"]) for entry in desk.entries("ran")] == [("77", "show-ring")]
+
+
+def test_a_concept_with_a_long_name_is_named_whole():
+    whole = "averaging gradients equals one big batch (and when not: unequal token counts)"
+    assert whole in " ".join(_line(whole, "1 of 2", "", "").split())
+    assert max(map(len, _line(whole, "1 of 2", "", "").splitlines())) < 100

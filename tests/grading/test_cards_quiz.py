@@ -1,5 +1,8 @@
 """The graded test: kept while it is answered, submitted by a cell that then holds the answers, never lost."""
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,11 +10,14 @@ import pytest
 
 from grading import log, quiz, shelf, submit, text
 from grading.answers import Attempt, Submission, decode, encode
+from grading.bank import Bank
 from grading.handin import saved
 from grading.log import record
 from grading.quiz import _widget, open_test
+from grading.seal import seal
 
 TESTS = 8
+SAMPLE = Path(__file__).parent / "sample" / "questions"
 
 
 class Cell:
@@ -307,3 +313,45 @@ def test_the_form_of_a_submitted_attempt_says_that_it_no_longer_counts(desk: Any
     said = "".join(str(child.outputs) for child in box.children if child._view_name == "OutputView")
     assert "what you change here no longer counts" in said
     assert desk.entries("drafted") == before
+
+
+def test_the_public_test_and_a_courses_are_two(desk: Any, cell: Cell):
+    quiz("77", right_answers())
+    cell.run()
+    public = cell.source
+    quiz("77", {2: 5}, again=True)
+    assignment = desk.root / "ps77"
+    own = Bank.load(SAMPLE, seed="of a course")
+    (assignment / ".minidist" / "questions").mkdir(parents=True)
+    (assignment / ".minidist" / "questions" / "77.json").write_bytes(seal(own, "77", verdicts_for_tests=True))
+    desk.patch.chdir(assignment)
+    assert open_test("77").submitted == 0
+    assert set(open_test("77").drafts().values()) == {None}
+    said = cell.run()
+    assert "other questions of test 77 than those here" in said
+    assert cell.source == public
+    cell.source = 'submit("77")'
+    quiz("77", right_answers())
+    assert "8 of 8 right" in cell.run()
+    assert (cell.held.edition, len(cell.held.attempts)) == (own.edition, 1)
+    assert (assignment / "answers-77.txt").read_text().strip() == encode(cell.held)
+    desk.patch.chdir(desk.root)
+    cell.source = public
+    assert "8 of 8 right" in cell.run()
+    assert cell.held.edition == Bank().edition
+    assert open_test("77").drafts()[open_test("77").questions[1].drawn.id] == 5.0
+
+
+def test_what_was_answered_before_there_were_editions_still_counts(desk: Any, cell: Cell):
+    quiz("77", right_answers())
+    cell.run()
+    old = encode(replace(cell.held, edition=""))
+    lines = [json.loads(line) for line in desk.file.read_text().splitlines()]
+    lines = [{key: value for key, value in line.items() if key != "edition"} for line in lines]
+    lines = [line | {"answers": old} if line["kind"] == "submitted" else line for line in lines]
+    desk.file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (desk.root / "answers-77.txt").write_text(old)
+    desk.restart()
+    cell.source = f'submit("77", "{old}")'
+    assert "8 of 8 right" in cell.run()
+    assert open_test("77").submitted == 1

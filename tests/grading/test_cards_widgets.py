@@ -1,10 +1,12 @@
 """Cards: an answer explains itself where it is picked, is kept, and is there again after a restart."""
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from course.build import notebook_bytes
 from grading import card as facade_card
 from grading import shelf
 from grading.card import card_widget
@@ -125,16 +127,21 @@ def test_an_order_with_one_item_twice_is_told(desk: Any):
     assert "One of them is there twice" in shown(box)
 
 
-def test_a_trace_explains_its_first_wrong_row_and_no_later_one(desk: Any):
+def test_a_trace_explains_its_first_wrong_row_and_folds_what_follows(desk: Any, capsys: pytest.CaptureFixture[str]):
     asked = shelf.ask("sample-trace")
     box = card_widget(asked)
     for menu in [each for each in parts(box) if each._view_name == "DropdownView"]:
         menu.value = asked.drawn.options[0].key
     buttons(box)[0].click()
-    said = shown(box)
-    assert "rank 0" in said
-    assert "The ring is closed" in said
-    assert "predecessor in the circle is rank 1" not in said
+    first, folded = shown(box).split("<details><summary>")
+    assert "rank 0" in first
+    assert "The ring is closed" in first
+    assert "predecessor in the circle is rank 1" not in first
+    assert folded.startswith("What comes after this row builds on it.")
+    assert "predecessor in the circle is rank 1" in folded
+    desk.widgets(False)
+    facade_card("sample-trace", "a a a")
+    assert "predecessor in the circle is rank 1" in " ".join(capsys.readouterr().out.split())
 
 
 def test_every_control_has_a_name_and_can_be_reached_with_the_keyboard(desk: Any):
@@ -254,3 +261,17 @@ def test_links_lead_to_the_notebook_that_is_open(desk: Any):
     assert "(77_mine.ipynb#" in shelf.link("77", "show-ring")
     desk.patch.setenv("JPY_SESSION_NAME", "/somewhere/78_other.ipynb")
     assert "(77_sample.ipynb#" in shelf.link("77", "show-ring")
+
+
+def test_links_say_under_which_heading_a_cell_stands(desk: Any):
+    source = '# %% [markdown]\n# # Sample\n#\n# ## A ring (20 minutes)\n\n# %% tags=["show-ring"]\n1\n'
+    (desk.root / "77_sample.ipynb").write_bytes(notebook_bytes(source))
+    assert shelf.link("77", "show-ring") == "[cell `show-ring`](77_sample.ipynb#cell-id=show-ring) under *A ring*"
+    assert shelf.link("77", "gone") == "[cell `gone`](77_sample.ipynb#cell-id=gone)"
+    drawn = replace(shelf.ask("sample-choice").drawn, stem="As in cell `show-ring`, on *r*.")
+    assert shelf.linked(drawn) == f"As in {shelf.link('77', 'show-ring')}, on *r*."
+
+
+def test_a_module_is_found_by_its_number_without_the_0():
+    with pytest.raises(shelf.ShelfError, match=r'there are some for 00, 02, 03\. Did you mean "02"\?'):
+        shelf.module("2")

@@ -8,6 +8,7 @@ import threading
 import time
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -317,13 +318,11 @@ def test_a_finding_wraps_its_prose():
 # ---- in a notebook ---------------------------------------------------------------------------------------------------
 
 
-def test_check_and_hint_in_a_notebook(host: RankHost, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+def test_check_and_hint_in_a_notebook(host: RankHost, desk: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any):
     module = sys.modules["grading.check"]
     space: dict[str, Any] = {}
-    logged: list[tuple[str, dict[str, Any]]] = []
     monkeypatch.setattr(module, "_host", lambda: host)
     monkeypatch.setattr(module, "_namespace", lambda: space)
-    monkeypatch.setattr(module, "_record", lambda kind, **fields: logged.append((kind, fields)))
     with pytest.raises(CheckFailed, match="run the cell that defines shift first"):
         grading.check("02.1")
     space["shift"] = solutions()["shift"]
@@ -333,15 +332,16 @@ def test_check_and_hint_in_a_notebook(host: RankHost, monkeypatch: pytest.Monkey
     with pytest.raises(CheckFailed, match=r"02.1: 0 of 4 points") as caught:
         grading.check("02.1")
     assert caught.value._render_traceback_() == ["CheckFailed: 02.1: 0 of 4 points; the report is above"]
-    assert [(kind, fields["passed"]) for kind, fields in logged] == [("checked", True), ("checked", False)]
+    assert [entry["passed"] for entry in desk.entries("checked")] == [True, False]
     lock = threading.Lock()
     space["shift"] = lambda comm, x: lock
     with pytest.raises(CheckFailed, match="cannot be sent to ranks"):
         grading.check("02.1")
     capsys.readouterr()
     said = []
-    for _ in range(5):
-        grading.hint("02.1")
+    for name in ("02.1", "2.1", "02.1", 2.1, "02.1"):
+        grading.hint(name)
+        desk.restart()  # the ladder goes on in the next kernel
         said.append(capsys.readouterr().out)
     assert [text.splitlines()[0] for text in said[:4]] == [
         "02.1, hint 1 of 4: a question",
@@ -350,6 +350,24 @@ def test_check_and_hint_in_a_notebook(host: RankHost, monkeypatch: pytest.Monkey
         "02.1, hint 4 of 4: the first line",
     ]
     assert said[4] == said[0]
+    with pytest.raises(ValueError, match="there is no exercise '7"):
+        grading.hint("7.1")
+
+
+def test_a_check_that_takes_long_says_what_it_waits_for_and_takes_it_back(
+    host: RankHost, desk: Any, monkeypatch: pytest.MonkeyPatch
+):
+    module = sys.modules["grading.check"]
+    lines: list[str] = []
+    line = SimpleNamespace(update=lambda data, raw: lines.append(data["text/plain"]))
+    monkeypatch.setattr(module, "shell", lambda: SimpleNamespace(kernel=object()))
+    monkeypatch.setattr("IPython.display.display", lambda data, **_: lines.append(data["text/plain"]) or line)
+    monkeypatch.setattr(module, "_host", lambda: host)
+    monkeypatch.setattr(module, "_namespace", lambda: {"shift": lambda comm, x: time.sleep(3) or x})
+    with pytest.raises(CheckFailed):
+        grading.check("02.1")
+    assert re.fullmatch(r"02\.1: ranks? [\d, ]+ ha\w+ not returned after 2 s; after 12 s the run is ended.*", lines[0])
+    assert lines[-1] == ""
 
 
 @pytest.mark.parametrize("exercise", IDS)

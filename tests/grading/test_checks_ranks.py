@@ -1,10 +1,12 @@
 """Whatever a learner's function does in its ranks: a verdict comes soon, names the place, nothing is left."""
 
 import contextlib
+import mmap
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import torch.distributed as dist
 import minidist as md
 from grading.course import sandbox
 from grading.pack import pack
+from grading.ranks import relay
 from grading.ranks.host import NoRanks, RankHost
 from grading.ranks.run import Job, Limits, Run
 
@@ -87,6 +90,25 @@ def test_a_deadlock_names_ranks_calls_and_lines(host: RankHost):
     assert "comm.isend(x, (comm.rank + 1) % comm.size).wait()  # the culprit" in found.why
 
 
+def test_a_message_under_another_tag_is_named(host: RankHost):
+    def waits_for_the_send(comm, x):
+        return comm.isend(x, 1, tag=3).wait() if comm.rank == 0 else comm.irecv(x, 0, tag=5).wait()
+
+    def sends_and_returns(comm, x):
+        return comm.isend(x, 1, tag=3) and x if comm.rank == 0 else comm.irecv(x, 0, tag=5).wait()
+
+    def sends_first(comm, x):
+        received = comm.irecv(torch.empty_like(x), 1 - comm.rank, tag=comm.rank)
+        comm.isend(x, 1 - comm.rank, tag=7 + comm.rank).wait()
+        return received.wait()
+
+    for function in (waits_for_the_send, sends_and_returns):
+        found = run(host, function)
+        assert (found.verdict, found.mistake) == ("deadlock", "mismatched-messages")
+        assert "a message from rank 0 to rank 1, sent with tag 3, but rank 1 asks for tag 5." in found.why
+    assert "from rank 0 to rank 1, sent with tag 7, but rank 1 asks for tag 1." in run(host, sends_first).why
+
+
 def test_an_exception_shows_the_learners_lines_only(host: RankHost):
     def deep(x):
         return x[9]
@@ -142,13 +164,26 @@ def test_ways_to_end_early(host: RankHost):
     def killed(comm, x):
         os.kill(os.getpid(), signal.SIGKILL)
 
+    class Speechless(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    def speechless(comm, x):
+        raise Speechless
+
+    def leaves_a_thread(comm, x):
+        threading.Thread(target=time.sleep, args=(9,), name="mine").start()
+        return x
+
+    assert "raised Speechless: (its __str__ raises RuntimeError)" in run(host, speechless).why
+    assert "mine, a thread that it started, still runs: wait for it with join()" in run(host, leaves_a_thread).why
     assert "rank 1 ended its own process with exit code 3" in run(host, leaves).why
     assert "SystemExit: enough" in run(host, exits).why
     assert "crashed" in run(host, crashes).why
     assert "was killed" in run(host, killed).why
 
 
-def test_loops_that_do_not_end(host: RankHost):
+def test_loops_that_do_not_end(host: RankHost, monkeypatch: pytest.MonkeyPatch):
     def spins(comm, x):
         while True:
             pass
@@ -173,17 +208,29 @@ def test_loops_that_do_not_end(host: RankHost):
         while True:
             comm.isend(x, 1 - comm.rank)
 
-    quick, patient = QUICK, Limits(seconds=60, cpu_seconds=1)
+    monkeypatch.setattr(relay, "MOST_EVENTS", 1000)
+    quick, patient = Limits(seconds=1, cpu_seconds=1), Limits(seconds=60, cpu_seconds=1)
     for function, words, limits in (
         (spins, "processor time, which looks like a loop that does not end\n    line ", patient),
-        (swallows, "had not ended after 1.5 s", quick),
-        (sleeps, "rank 1: it had not ended after 1.5 s", quick),
+        (swallows, "had not ended after 1 s", quick),
+        (sleeps, "rank 1: it had not ended after 1 s", quick),
         (cannot_be_interrupted, "does not react", quick),
         (sends_for_ever, "does not end", Limits()),
     ):
         found = run(host, function, limits=limits)
         assert found.verdict == "timeout", (function, found)
         assert words in found.why
+
+
+def test_who_waits_is_told_what_for(host: RankHost):
+    def slow(comm, x):
+        time.sleep(2.3 if comm.rank == 1 else 0)
+        return x
+
+    words: list[str] = []
+    inputs = [[{"x": torch.arange(3.0)} for _ in range(3)]]
+    assert host.run(Job(pack(slow), inputs, frozenset()), words.append).ok
+    assert words == ["rank 1 has not returned after 2 s; after 12 s the run is ended, and the report says where."]
 
 
 def test_too_much_of_everything(host: RankHost, tmp_path: Path):
@@ -251,20 +298,19 @@ def test_nothing_is_left_running(host: RankHost):
     assert left_over("31.4159") == []
 
 
-def test_the_warm_process_is_killed_and_the_next_run_works():
-    def kills_its_parent(comm, x):
-        subprocess.Popen(["sleep", "27.1828"], start_new_session=True)
-        os.kill(os.getppid(), signal.SIGKILL)
-        time.sleep(3)
+def test_forks_without_end_are_ended_soon_and_nothing_is_left(host: RankHost):
+    def forks(comm, x):
+        room = mmap.mmap(-1, 8)  # shared, so that a host which lets this pass gets a few hundred processes and no more
+        while int.from_bytes(room, "little") < 400:
+            room[:8] = (int.from_bytes(room, "little") + 1).to_bytes(8, "little")
+            os.fork()
+        time.sleep(20)
 
-    with RankHost() as host:
-        found = run(host, kills_its_parent)
-        assert found.verdict == "lost"
-        assert left_over("27.1828") == []
-        assert run(host, shift).ok
-        mark = host._mark
-        assert left_over(mark)
-    assert left_over(mark) == []
+    found = run(host, forks, limits=Limits(cpu_seconds=1))
+    assert found.verdict == "error"
+    assert "more than 64 processes were started" in found.why
+    assert len(left_over(host._mark)) == 1  # the warm process itself
+    assert run(host, shift).ok
 
 
 def test_a_host_that_cannot_start_says_why():
@@ -335,3 +381,18 @@ def test_seeds_and_inputs_are_each_ranks_own(host: RankHost):
     assert ranks[0][0] != ranks[1][0]
     assert ranks[0][1] == ranks[1][1]
     assert not torch.equal(ranks[0][2], ranks[1][2])
+
+
+def test_the_warm_process_is_killed_and_the_next_run_works(host: RankHost):
+    def kills_its_parent(comm, x):
+        subprocess.Popen(["sleep", "27.1828"], start_new_session=True)
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(3)
+
+    found = run(host, kills_its_parent)
+    assert found.verdict == "lost"
+    assert left_over("27.1828") == []
+    assert run(host, shift).ok
+    assert left_over(host._mark)
+    host.close()
+    assert left_over(host._mark) == []

@@ -1,5 +1,6 @@
 """Marking tests: source before file, differences told, only the attempts that count, and only what is the learner's."""
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,7 +10,8 @@ from nbformat.notebooknode import NotebookNode
 
 from grading.answers import Attempt, Submission, encode
 from grading.bank import Bank
-from grading.course.marking import Rules, calls, find_answers, mark
+from grading.course.marking import OTHERS, Rules, calls, find_answers, mark
+from grading.course.outcome import Outcome
 from grading.draw import variant_for
 from grading.fill import variants
 from grading.question import Choice, key
@@ -40,8 +42,8 @@ def notebook(*sources: str) -> NotebookNode:
     return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
 
 
-def submitted(*attempts: Attempt, learner: str = LEARNER) -> Submission:
-    return Submission("90", learner, attempts)
+def submitted(*attempts: Attempt, learner: str = LEARNER, edition: str = "") -> Submission:
+    return Submission("90", learner, attempts, edition)
 
 
 def test_calls_are_found_as_code_and_in_cells_that_are_none():
@@ -120,6 +122,25 @@ def test_attempts_beyond_the_allowed_and_after_the_deadline_do_not_count(bank: B
 def test_other_draws_than_the_learners_are_noted(bank: Bank):
     outcome = mark(bank, "90", submitted(attempt(bank, 3, 1)), Rules(3))
     assert "attempt 1: the draw of small-steps is not the one this learner was shown" in outcome.notes
+
+
+def test_answers_to_other_questions_are_noted_and_wait_for_a_person(bank: Bank, tmp_path: Path):
+    own = Bank.load(SMALL / "questions", seed="of a course")
+    assert own.edition != bank.edition
+    for edition, held in {bank.edition: OTHERS, own.edition: "", "": ""}.items():  # older answers do not say
+        outcome = mark(own, "90", submitted(attempt(own, 3), edition=edition), Rules(3))
+        assert outcome.held == held
+        assert (OTHERS in outcome.notes, OTHERS in outcome.text) == (bool(held), bool(held))
+        assert Outcome.from_json(json.loads(json.dumps(outcome.to_json()))) == outcome
+    late = submitted(attempt(own, 3), edition=bank.edition)
+    assert mark(own, "90", late, Rules(3, datetime.fromtimestamp(1, UTC))).held == OTHERS
+    old = mark(own, "90", late, Rules(3)).to_json()
+    del old["held"]
+    assert Outcome.from_json(old).held == ""  # graded before this was kept
+    one, other = submitted(attempt(bank, 1), edition="a"), submitted(attempt(bank, 1), edition="b")
+    (tmp_path / "answers-90.txt").write_text(encode(other))
+    _, notes = find_answers(notebook(f'submit("90", "{encode(one)}")'), tmp_path, "90")
+    assert notes == ["answers-90.txt differs from the answers in the notebook (to other questions)"]
 
 
 @pytest.mark.parametrize("answer", ["nonsense", ["a"], {"a": "b"}, 7.0])

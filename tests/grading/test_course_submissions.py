@@ -252,7 +252,7 @@ NOTEBOOKS: dict[str, tuple[Edit, float, float, tuple[str, ...]]] = {
 FILES = {"renamed", "broken", "foreign", "helper", "linked", "folderless"}
 
 
-def answers(bank: Bank, learner: str, right: int) -> str:
+def answers(bank: Bank, learner: str, right: int, edition: str) -> str:
     """A submitted test with so many right answers."""
     questions = bank.of("90", "test")
     drawn = {each.id: variant_for(each.id, learner, 0, len(variants(each))) for each in questions}
@@ -263,7 +263,7 @@ def answers(bank: Bank, learner: str, right: int) -> str:
             given[question.id] = key(question.id, option.value)
         else:
             given[question.id] = 4.0 * variants(question)[drawn[question.id]]["count"] if place < right else 1.0
-    return encode(Submission("90", learner, (Attempt(drawn, given, time.time()),)))
+    return encode(Submission("90", learner, (Attempt(drawn, given, time.time()),), edition))
 
 
 def hand_in(course: Course, who: str, edit: Edit, name: str = "small.ipynb") -> Path:
@@ -317,9 +317,10 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Course, dict[str, 
     notebook = nbformat.read(course.folder("submitted", "small", "reference") / "small.ipynb", as_version=4)
     bank = Bank.load(*course.questions, seed=course.seed)
     cell = next(cell for cell in notebook.cells if cell.source == 'submit("90")')
-    cell.source = f'submit("90", "{answers(bank, "abcd1234", 2)}")'
+    cell.source = f'submit("90", "{answers(bank, "abcd1234", 2, bank.edition)}")'
     nbformat.write(notebook, course.folder("submitted", "small", "reference") / "small.ipynb")
-    (course.folder("submitted", "small", "warns") / "answers-90.txt").write_text(answers(bank, "ffff0000", 3) + "\n")
+    beside = answers(bank, "ffff0000", 3, Bank().edition)  # to the public questions
+    (course.folder("submitted", "small", "warns") / "answers-90.txt").write_text(beside + "\n")
     before = processes()
     started = time.monotonic()
     results = {each.learner: each for each in grade(course, "small", jobs=2)}
@@ -413,6 +414,7 @@ class TestClass:
         assert points(course, "reference")["test-90"] == 2
         assert points(course, "warns")["test-90"] == 3
         assert "answers-90.txt" in "\n".join(results["warns"].notes)
+        assert "other questions than this course's" in "\n".join(results["warns"].notes)
         assert points(course, "empty")["test-90"] == 0
         assert "Not right." in printed(course, "reference")
 
@@ -427,12 +429,9 @@ class TestClass:
                 assert (scores["check-S-1"], scores["check-S-2"], scores["test-90"]) == tuple(
                     mine[part] for part in ("S.1", "S.2", "test-90")
                 )
-            waiting = {
-                grade.name
-                for grade in book.find_submission_notebook("small", "small", "reference").grades
-                if grade.needs_manual_grade
-            }
-            assert waiting == {"messages"}
+            for who, what in {"reference": {"messages"}, "warns": {"test-90"}}.items():
+                grades = book.find_submission_notebook("small", "small", who).grades
+                assert {grade.name for grade in grades if grade.needs_manual_grade} == what
 
     def test_twenty_two_are_graded_within_90_seconds(self, graded):
         print(f"{len(graded[1])} submissions in {graded[2]:.0f} s")

@@ -248,3 +248,13 @@ def test_sealing_and_opening_are_quick(course: Bank):
         sealed.explain(name, 0)
         opened.append(time.process_time() - start)
     assert min(opened) < 0.05
+
+
+def test_a_sealed_file_names_the_edition_of_its_questions(sample: Bank):
+    own = Bank.load(SAMPLE, seed="of a course")
+    content = seal(own, "77", verdicts_for_tests=False)
+    assert Sealed.load(content).edition == own.edition
+    assert Sealed.load(seal(sample, "77", verdicts_for_tests=False)).edition == Bank().edition != own.edition
+    assert b"of a course" not in content
+    old = {key: value for key, value in json.loads(content).items() if key != "edition"}
+    assert Sealed.load(json.dumps(old).encode()).edition == ""

@@ -73,7 +73,11 @@ def fingerprints(world):
         "moments": list(md.optimizer_tensors(optimizer)),
     }
     return [
-        (f"{kind} {i}", tensor.nbytes, hashlib.sha256(tensor.detach().numpy().tobytes()).hexdigest())
+        (
+            f"{kind} {i}",
+            tensor.nbytes,
+            hashlib.sha256(tensor.detach().numpy().tobytes()).hexdigest(),
+        )
         for kind, tensors in state.items()
         for i, tensor in enumerate(tensors)
     ]
@@ -82,8 +86,13 @@ def fingerprints(world):
 ranks = md.launch(fingerprints, ranks=4)
 for kind in ("parameters", "gradients", "moments"):
     all_of_them = [each for rank in ranks for each in rank if each[0].startswith(kind)]
-    together, different = sum(each[1] for each in all_of_them), sum(each[1] for each in set(all_of_them))
-    print(f"{kind:11s} {together:10,} bytes on four ranks together, {different:9,} of them different")
+    together, different = (
+        sum(each[1] for each in all_of_them),
+        sum(each[1] for each in set(all_of_them)),
+    )
+    print(
+        f"{kind:11s} {together:10,} bytes on four ranks together, {different:9,} of them different"
+    )
 
 # %% [markdown]
 # Three quarters are copies, gradients included: they differ while each rank computes them, and are equal once averaged.
@@ -133,7 +142,12 @@ viz.show(md.Zero, "step", "zero_grad", folded="exercises 04.1 and 04.2 ask for t
 
 # %% tags=["same-mathematics"]
 def train(world, stage, steps=5):
-    z = md.Zero(md.GPT(CONFIG, seed=0).double(), world, stage, optimizer=lambda groups: md.SGD(groups, lr=0.5))
+    z = md.Zero(
+        md.GPT(CONFIG, seed=0).double(),
+        world,
+        stage,
+        optimizer=lambda groups: md.SGD(groups, lr=0.5),
+    )
     for step in range(steps):
         tokens, targets = text.batch(step, world.rank, world.size)
         z.zero_grad()
@@ -179,8 +193,9 @@ def adamw(groups):
 
 def memory_by_stage(world):
     """(precision, stage) -> what this rank holds after a step."""
+    torch.set_num_threads(1)  # also where there is only one rank
     found = {}
-    tokens, targets = text.batch(0, world.rank, world.size)
+    tokens, targets = (each[:1] for each in text.batch(0, world.rank, world.size))
     for name, dtype in PRECISIONS.items():
         for stage in range(4):
             z = md.Zero(md.GPT(CONFIG, seed=0).to(dtype), world, stage, adamw, grad_dtype=dtype)
@@ -198,13 +213,23 @@ def most(n, precision, stage, states=STATES):
     return max(sum(rank[precision, stage][state] for state in states) for rank in by_world[n])
 
 
-compare("stage-2-bytes-here", most(4, "float32", 2), title="Stage 2 on four ranks", axis="kept by one rank")
+compare(
+    "stage-2-bytes-here",
+    most(4, "float32", 2),
+    title="Stage 2 on four ranks",
+    axis="kept by one rank",
+)
 
 # %% tags=["figure-memory"]
 figure = viz.curves(
     WORLDS,
-    measured={f"stage {stage}": [most(n, "float32", stage) / parameters for n in WORLDS] for stage in range(4)},
-    predicted={f"stage {s}": lambda n, s=s: md.zero_memory(1, n, s, 4, 4, 8).total for s in range(4)},
+    measured={
+        f"stage {stage}": [most(n, "float32", stage) / parameters for n in WORLDS]
+        for stage in range(4)
+    },
+    predicted={
+        f"stage {s}": lambda n, s=s: md.zero_memory(1, n, s, 4, 4, 8).total for s in range(4)
+    },
     xlabel="ranks",
     ylabel="kept by one rank [bytes per parameter]",
     title="Training state by stage: float32, AdamW",
@@ -221,24 +246,36 @@ reveal("stage-2-bytes-here", "\n".join(lines))
 
 # %% [markdown]
 # That is what rests. During a step a rank holds more: activations, and what is gathered or not yet reduced. `z.peak`
-# looks at every operation's tensors and keeps the most that there were at one time.
+# looks at every operation's tensors and keeps the most that there were at one time. Here with 8 layers, for one
+# sequence of 32 tokens and for eight.
 
 
 # %% tags=["peak-of-a-step"]
+DEEP = md.GPTConfig(layers=8, dim=64, heads=4, seq=32)
+
+
 def peak_by_stage(world):
+    """(bytes of state, bytes at the peak with 1 sequence, with 8) in each stage."""
     tokens, targets = text.batch(0, world.rank, world.size)
-    peaks = []
+    found = []
     for stage in range(4):
-        z = md.Zero(md.GPT(CONFIG, seed=0), world, stage, adamw)
-        with z.peak:
-            md.token_loss(z(tokens), targets, world).backward()
-            z.step()
-        peaks.append((z.memory()["peak"], sum(z.memory()[state] for state in STATES)))
-    return peaks
+        peaks = []
+        for sequences in (1, 8):
+            z = md.Zero(md.GPT(DEEP, seed=0), world, stage, adamw)
+            with z.peak:
+                md.token_loss(z(tokens[:sequences]), targets[:sequences], world).backward()
+                z.step()
+            peaks.append(z.memory()["peak"])
+        found.append((sum(z.memory()[state] for state in STATES), *peaks))
+    return found
 
 
-for stage, (peak, rests) in enumerate(md.launch(peak_by_stage, ranks=2)[0]):
-    print(f"stage {stage} on two ranks: {rests / 1e6:4.1f} MB of state, {peak / 1e6:4.1f} MB at the peak of a step")
+for stage, sizes in enumerate(md.launch(peak_by_stage, ranks=2)[0]):
+    rests, one, eight = (nbytes / 1e6 for nbytes in sizes)
+    print(
+        f"stage {stage} on two ranks: {rests:.1f} MB of state, "
+        f"at the peak {one:.1f} MB with one sequence, {eight:.1f} MB with eight"
+    )
 
 # %% [markdown]
 # Activations belong to the samples of one rank: nobody has a copy of them that could be removed, so no stage does.
@@ -250,7 +287,9 @@ for stage, (peak, rests) in enumerate(md.launch(peak_by_stage, ranks=2)[0]):
 
 # %% tags=["explore-memory"]
 points = {
-    (precision, "AdamW"): {s: {n: most(n, precision, s) / parameters for n in WORLDS} for s in range(4)}
+    (precision, "AdamW"): {
+        s: {n: most(n, precision, s) / parameters for n in WORLDS} for s in range(4)
+    }
     for precision in PRECISIONS
 }
 viz.memory_explorer(points)
@@ -288,7 +327,9 @@ for stage in range(4):
     parts = []
     for op in dict.fromkeys(op for op, _ in calls):
         sent = [nbytes for name, nbytes in calls if name == op]
-        parts.append(f"{len(sent):2d} {op} send {sum(sent) / (4 * parameters):.2f} x the parameters")
+        parts.append(
+            f"{len(sent):2d} {op} send {sum(sent) / (4 * parameters):.2f} x the parameters"
+        )
     lines.append(f"stage {stage}: {'; '.join(parts)}")
 reveal("stage-3-traffic-here", "\n".join(lines))
 
@@ -296,12 +337,18 @@ reveal("stage-3-traffic-here", "\n".join(lines))
 # %% tags=["measure-traffic"]
 def traffic(world):
     """Sent by this rank in a step of each stage, in bytes of the parameters."""
-    return [sum(sent for _, sent in calls_of_a_step(world, stage)) / (4 * parameters) for stage in range(4)]
+    torch.set_num_threads(1)
+    return [
+        sum(sent for _, sent in calls_of_a_step(world, stage)) / (4 * parameters)
+        for stage in range(4)
+    ]
 
 
 worlds = [1, 2, 3, 4, 8]
 factors = {n: md.launch(traffic, ranks=n)[0] for n in worlds}
-compare("stage-3-traffic-here", factors[4][3], title="Stage 3 on four ranks", axis="sent by one rank")
+compare(
+    "stage-3-traffic-here", factors[4][3], title="Stage 3 on four ranks", axis="sent by one rank"
+)
 
 # %% tags=["figure-traffic"]
 figure = viz.curves(
@@ -335,7 +382,9 @@ def accumulated(world, stage, reshard=True, micro_batches=4):
     return world.recorder.bytes_sent() / (4 * parameters)
 
 
-for name, arguments in ({f"stage {s}": (s,) for s in range(4)} | {"stage 3, kept gathered": (3, False)}).items():
+for name, arguments in (
+    {f"stage {s}": (s,) for s in range(4)} | {"stage 3, kept gathered": (3, False)}
+).items():
     sent = md.launch(accumulated, ranks=4, args=arguments)[0]
     print(f"{name:23s} sends {sent:5.2f} x the parameters for a step of 4 micro-batches")
 
@@ -358,10 +407,8 @@ viz.show(
 # The next cell looks into the memory of rank 0 in the middle of each layer, in both passes, and counts the bytes of
 # parameters. Predicted are its slices, what belongs to no layer, the layer that computes and the next one, on its way.
 
+
 # %% tags=["held-over-time"]
-DEEP = md.GPTConfig(layers=8, dim=64, heads=4, seq=32)
-
-
 def held_over_time(world, stage):
     """Bytes of parameters held in the middle of each layer: forward 0 to 7, backward 7 to 0."""
     model, held = md.GPT(DEEP, seed=0), []
@@ -376,7 +423,9 @@ def held_over_time(world, stage):
 
 LAYER = sum(p.nbytes for p in md.GPT(DEEP).blocks[0].parameters())
 ROOT = sum(p.nbytes for p in md.GPT(DEEP).parameters()) - 8 * LAYER
-gathered = [1 if moment in (7, 15) else 2 for moment in range(16)]  # the last layer of a pass has no next one
+gathered = [
+    1 if moment in (7, 15) else 2 for moment in range(16)
+]  # the last layer of a pass has no next one
 held = {f"stage {stage}": md.launch(held_over_time, ranks=4, args=(stage,))[0] for stage in (2, 3)}
 viz.curves(
     range(16),
@@ -403,13 +452,16 @@ FORWARD_S, BACKWARD_S = 0.020, 0.040  # a layer forward, a layer backward
 
 
 def gather_s(nbytes, link=LINK, ranks=4):
-    """Seconds of gathering so many bytes of parameters, or of reducing the gradients of them into slices."""
+    """Seconds of gathering so many bytes, or of reducing the gradients of them into slices."""
     return md.cost.seconds("all_gather", int(nbytes), ranks, link)
 
 
 print(f"8 layers: forward {FORWARD_S * 1e3:.0f} ms each, backward {BACKWARD_S * 1e3:.0f} ms each")
 print(f"gathering a layer over 4 ranks, {LAYER:,} bytes: {gather_s(LAYER) * 1e3:.1f} ms")
-print(f"embedding and last norm, {ROOT:,} bytes, gathered before the first layer: {gather_s(ROOT) * 1e3:.1f} ms")
+print(
+    f"embedding and last norm, {ROOT:,} bytes, gathered before the first layer: "
+    f"{gather_s(ROOT) * 1e3:.1f} ms"
+)
 
 # %% tags=["predict-prefetch"]
 predict("prefetch-forward-here")
@@ -421,7 +473,7 @@ predict("prefetch-forward-here")
 
 # %% tags=["prefetch-run"]
 class Shell(torch.nn.Module):
-    """A layer inside another: ZeRO gathers around the outer one, the layer's time is taken of the inner one."""
+    """A layer in a shell: ZeRO gathers around the shell, the time is taken of the layer inside."""
 
     def __init__(self, layer):
         super().__init__()
@@ -469,7 +521,9 @@ def sharded_steps(world, stage=3, prefetch=True, steps=2):
 
 
 def run_steps(stage=3, prefetch=True, pace=None):
-    first, *others = md.launch(sharded_steps, ranks=4, args=(stage, prefetch), pace=pace, check=False)
+    first, *others = md.launch(
+        sharded_steps, ranks=4, args=(stage, prefetch), pace=pace, check=False
+    )
     return first.merge(others)
 
 
@@ -486,7 +540,9 @@ runs = {
     for prefetch in (False, True)
 }
 measured = forward_ms(runs["paced", True])
-compare("prefetch-forward-here", measured, title="Forward pass with prefetch", axis="time", paced=True)
+compare(
+    "prefetch-forward-here", measured, title="Forward pass with prefetch", axis="time", paced=True
+)
 
 
 # %% tags=["prefetch-timeline"]
@@ -500,7 +556,13 @@ def predicted_step(prefetch=True, link=LINK):
         return gather_s(nbytes, link)
 
     return md.sharded_step(
-        [FORWARD_S] * 8, [BACKWARD_S] * 8, [LAYER] * 8, seconds, seconds, root_nbytes=ROOT, prefetch=prefetch
+        [FORWARD_S] * 8,
+        [BACKWARD_S] * 8,
+        [LAYER] * 8,
+        seconds,
+        seconds,
+        root_nbytes=ROOT,
+        prefetch=prefetch,
     )
 
 
@@ -518,7 +580,9 @@ reveal("prefetch-forward-here", figure)
 lines = [f"4 ranks, {os.cpu_count()} cores"]
 for kind in ("paced", "unpaced"):
     without, with_it = runs[kind, False].makespan, runs[kind, True].makespan
-    lines.append(f"{kind:8s} step {without * 1e3:4.0f} ms without prefetch, {with_it * 1e3:4.0f} ms with it")
+    lines.append(
+        f"{kind:8s} step {without * 1e3:4.0f} ms without prefetch, {with_it * 1e3:4.0f} ms with it"
+    )
 reveal("prefetch-forward-here", "\n".join(lines))
 
 # %% [markdown]
@@ -539,20 +603,25 @@ def on_link(rate):
 
 
 def stage_2_step(rate):
-    """Predicted seconds: reduce each layer's gradients as they come, then gather the updated parameters."""
+    """Predicted seconds: reduce gradients as they come, then gather the updated parameters."""
 
     def seconds(nbytes):
         return gather_s(nbytes, on_link(rate))
 
     step = md.data_parallel_step(
-        [0, *[FORWARD_S] * 8], [0, *[BACKWARD_S] * 8], [ROOT, *[LAYER] * 8], seconds, bucket_nbytes=LAYER
+        [0, *[FORWARD_S] * 8],
+        [0, *[BACKWARD_S] * 8],
+        [ROOT, *[LAYER] * 8],
+        seconds,
+        bucket_nbytes=LAYER,
     )
     return step.makespan + 8 * seconds(LAYER) + seconds(ROOT)
 
 
 by_link = {
     stage: [
-        run_steps(stage, pace=md.Cluster(machines=1, chips=4, inside=on_link(rate))).makespan * 1e3 for rate in RATES
+        run_steps(stage, pace=md.Cluster(machines=1, chips=4, inside=on_link(rate))).makespan * 1e3
+        for rate in RATES
     ]
     for stage in (2, 3)
 }
@@ -589,7 +658,7 @@ predict("bf16-weight-here")
 
 # %% tags=["bf16-stalls"]
 def hundred_steps(world):
-    """A weight of 1 after each of 100 steps of 0.001: in bfloat16 alone, the master copy of ZeRO, its bfloat16 weight."""
+    """A weight of 1 after each of 100 steps of 0.001: alone, ZeRO's master copy, its bfloat16."""
     weight = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
     optimizer = md.SGD([weight], lr=1e-3)
     layer = torch.nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
@@ -608,14 +677,22 @@ def hundred_steps(world):
 
 
 alone_in_bf16, master, rounded = zip(*md.launch(hundred_steps, ranks=1)[0], strict=True)
-compare("bf16-weight-here", alone_in_bf16[-1], title="A weight of 1 after 100 steps of 0.001", axis="weight")
+compare(
+    "bf16-weight-here",
+    alone_in_bf16[-1],
+    title="A weight of 1 after 100 steps of 0.001",
+    axis="weight",
+)
 
 # %% tags=["bf16-figure"]
 some = range(10, 101, 10)
 histories = {"bfloat16 alone": alone_in_bf16, "master copy": master, "its bfloat16 weight": rounded}
 figure = viz.curves(
     some,
-    measured={name: [(1 - values[step - 1]) / 0.001 for step in some] for name, values in histories.items()},
+    measured={
+        name: [(1 - values[step - 1]) / 0.001 for step in some]
+        for name, values in histories.items()
+    },
     predicted={"every step arrives": lambda step: step},
     xlabel="step",
     ylabel="moved so far [steps of 0.001]",
@@ -629,10 +706,16 @@ reveal("bf16-weight-here", figure)
 # every stage from the first cuts it.
 
 # %% tags=["bf16-memory"]
-print("bytes per parameter on one of four ranks, bfloat16 with master copy and AdamW: measured, predicted")
+print(
+    "bytes per parameter on one of four ranks, bfloat16 with master copy and AdamW: "
+    "measured, predicted"
+)
 for stage in range(4):
     held = md.zero_memory(1, 4, stage, param_bytes=2, grad_bytes=2, optimizer_bytes=12)
-    parts = [f"{s} {most(4, 'bfloat16', stage, [s]) / parameters:5.2f} {getattr(held, s):5.2f}" for s in STATES]
+    parts = [
+        f"{s} {most(4, 'bfloat16', stage, [s]) / parameters:5.2f} {getattr(held, s):5.2f}"
+        for s in STATES
+    ]
     print(f"stage {stage}: {', '.join(parts)}")
 
 # %% [markdown]
@@ -644,14 +727,16 @@ for stage in range(4):
 # two, paced:
 
 # %% tags=["hybrid-traffic"]
-INSIDE, BETWEEN = md.Link(alpha_s=1e-4, bytes_per_s=100e6), md.Link(alpha_s=1e-3, bytes_per_s=6e6)
+INSIDE, BETWEEN = md.Link(alpha_s=1e-4, bytes_per_s=50e6), md.Link(alpha_s=1e-3, bytes_per_s=4e6)
 TWO_MACHINES = md.Cluster(machines=2, chips=2, inside=INSIDE, between=BETWEEN)
 
 
 def hybrid(world, hybrid, steps=2):
-    """(seconds of a step, bytes sent in groups that span machines, bytes of state), for this rank."""
+    """(seconds of a step, bytes sent in groups that span machines, bytes of state) of this rank."""
     torch.set_num_threads(1)
-    mesh = md.Mesh({"replicate": 2, "shard": 2}, world)  # the last axis varies fastest: it is the machine
+    mesh = md.Mesh(
+        {"replicate": 2, "shard": 2}, world
+    )  # the last axis varies fastest: it is the machine
     data = md.stdlib_tokens(seed=0, seq=32, batch=2 * world.size)
     comm = (mesh["shard"], mesh["replicate"]) if hybrid else world
     z = md.Zero(paced_model(world), comm, 3, adamw)
@@ -663,7 +748,9 @@ def hybrid(world, hybrid, steps=2):
         md.token_loss(z(tokens), targets, world, tokens=tokens.numel() * world.size).backward()
         z.step()
     calls = world.recorder.calls
-    spans_machines = [call for call in calls if len({TWO_MACHINES.machine(rank) for rank in call.group}) > 1]
+    spans_machines = [
+        call for call in calls if len({TWO_MACHINES.machine(rank) for rank in call.group}) > 1
+    ]
     held = sum(z.memory()[state] for state in STATES)
     return world.recorder.timeline().makespan, sum(call.sent for call in spans_machines), held
 
@@ -672,10 +759,15 @@ WHOLE = 8 * LAYER + ROOT
 for name, cut in (("over all four", False), ("hybrid", True)):
     seconds, sent, held = md.launch(hybrid, ranks=4, args=(cut,), pace=TWO_MACHINES, check=False)[0]
     print(
-        f"{name:13s} step {seconds * 1e3:5.0f} ms (paced), {sent / WHOLE:4.2f} x the parameters sent in groups that "
-        f"span machines, {4 * held / WHOLE:4.1f} bytes of state per parameter"
+        f"{name:13s} step {seconds * 1e3:5.0f} ms (paced), "
+        f"{sent / WHOLE:4.2f} x the parameters sent in groups that span machines, "
+        f"{4 * held / WHOLE:4.1f} bytes of state per parameter"
     )
-print(f"predicted: {3 * 3 / 4:.2f} and {2 * 1 / 2 / 2:.2f} x the parameters; {16 / 4:.1f} and {16 / 2:.1f} bytes")
+print(
+    f"predicted over all four: {predicted_step(link=BETWEEN).makespan * 1e3:.0f} ms; "
+    f"{3 * 3 / 4:.2f} and {2 * 1 / 2 / 2:.2f} x the parameters; "
+    f"{16 / 4:.1f} and {16 / 2:.1f} bytes"
+)
 
 # %% [markdown]
 # ### Offload
@@ -691,7 +783,11 @@ PCIE_GB_PER_S = 25  # one direction of a slot of version 4 with 16 lanes, in pra
 
 def offloaded(world):
     """Where this rank's state lies, and the bytes of its slices of gradients and weights."""
-    device = torch.device("cuda", world.rank) if torch.cuda.device_count() >= world.size else torch.device("cpu")
+    device = (
+        torch.device("cuda", world.rank)
+        if torch.cuda.device_count() >= world.size
+        else torch.device("cpu")
+    )
     with torch.device(device):
         model = md.GPT(CONFIG, seed=0).bfloat16()
     z = md.Zero(model, world, 3, adamw, grad_dtype=torch.bfloat16, offload=True)
@@ -704,10 +800,19 @@ def offloaded(world):
 
 
 device, lies, state, down, up = md.launch(offloaded, ranks=2)[0]
-print(f"parameters on {device}, master copy and moments on {', '.join(lies)}: {state:,} bytes on rank 0 of 2")
-print(f"a step takes {down:,} bytes of gradients there and {up:,} bytes of weights back: 4 of the 16 a parameter has")
+print(
+    f"parameters on {device}, master copy and moments on {', '.join(lies)}: "
+    f"{state:,} bytes on rank 0 of 2"
+)
+print(
+    f"a step takes {down:,} bytes of gradients there and {up:,} bytes of weights back: "
+    "4 of the 16 that a parameter has"
+)
 share = 7.5e9 / 64
-print(f"7.5 billion parameters on 64 ranks: {4 * share / 1e9 / PCIE_GB_PER_S * 1e3:.0f} ms a step (predicted)")
+print(
+    "7.5 billion parameters on 64 ranks: "
+    f"{4 * share / 1e9 / PCIE_GB_PER_S * 1e3:.0f} ms a step (predicted)"
+)
 
 # %% [markdown]
 # ### The whole state dict is collective
@@ -725,11 +830,20 @@ def gather_all(world):
 
 ranks = md.launch(gather_all, ranks=4)
 for rank, (state, slices) in enumerate(ranks):
-    print(f"rank {rank} keeps {slices:,} of {parameters:,} parameters; its full_state_dict has {len(state)} names")
+    print(
+        f"rank {rank} keeps {slices:,} of {parameters:,} parameters; "
+        f"its full_state_dict has {len(state)} names"
+    )
 model = md.GPT(CONFIG, seed=1)
 model.load_state_dict(ranks[0][0])
-same = all(torch.equal(a, b) for a, b in zip(model.parameters(), md.GPT(CONFIG, seed=0).parameters(), strict=True))
-print(f"loaded by one process: {'equal to the weights that the run began with' if same else 'different'}")
+same = all(
+    torch.equal(a, b)
+    for a, b in zip(model.parameters(), md.GPT(CONFIG, seed=0).parameters(), strict=True)
+)
+print(
+    "loaded by one process: "
+    f"{'equal to the weights that the run began with' if same else 'different'}"
+)
 
 # %% [markdown]
 # And the line that was right with plain data parallelism:

@@ -79,7 +79,8 @@ def sharded_step(
     if root_nbytes:
         _reduce(link, "root", root_nbytes, reduce_s, now)
     now = max(now, link.free)
-    compute.append(Span(0, "update", now, now + update_s))
+    if update_s:
+        compute.append(Span(0, "update", now, now + update_s))
     copies = [Span(r, s.action, s.start, s.end, s.lane, s.nbytes) for r in range(ranks) for s in compute + link.spans]
     return Timeline(copies, ranks=ranks, predicted=True)
 

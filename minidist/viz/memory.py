@@ -12,6 +12,7 @@ from minidist.viz.charts import SERIES, between
 from minidist.viz.explore import Explorer
 from minidist.viz.style import (
     GREEN,
+    GREY,
     INK,
     MARKERS,
     ORANGE,
@@ -72,7 +73,7 @@ def _box(ax: Axes, x: float, y: float, rank: int, ranks: int, cut: bool) -> None
 
     for piece in range(ranks):
         here = piece == rank or not cut
-        colour = rank_colour(rank) if cut else "#BBBBBB"
+        colour = rank_colour(rank) if cut else GREY
         bottom, height = y + 1 - (piece + 1) / ranks, 1 / ranks
         ax.add_patch(Rectangle((x, bottom), 1, height, facecolor=colour if here else PAPER, edgecolor="none"))
     ax.add_patch(Rectangle((x, y), 1, 1, fill=False, edgecolor=INK, linewidth=0.9))
@@ -111,8 +112,8 @@ def memory(parameters: float, ranks: int, precision: str, optimizer: str, measur
     fig, (left, right) = canvas(9.0, 3.7, 1, 2, gridspec_kw={"width_ratios": [1, 1.15]})
     _over_ranks(left, points, ranks, precision, optimizer)
     _by_state(right, [held(stage, parameters, ranks, precision, optimizer) for stage in range(4)])
-    kinds = "lines predicted, points measured" if points else "predicted"
-    left.set_title(f"{precision}, {optimizer} ({kinds})", size=10, color=INK, loc="left")
+    kind = "measured" if points else "predicted"  # the points; lines are predicted in any case, as in `curves`
+    left.set_title(f"{precision}, {optimizer} ({kind})", size=10, color=INK, loc="left")
     name = f"{parameters / 1e9:g} billion parameters on {ranks} rank{'s' if ranks > 1 else ''} (predicted)"
     right.set_title(name, size=10, color=INK, loc="left")
     return fig

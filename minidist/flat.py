@@ -208,16 +208,26 @@ class Flat:
         self.waiting = set(range(len(self.parameters))) if self.trained else set()
 
     def deliver(self, index: int) -> None:
-        """Add the parameter's gradient, divided by the number of ranks, to the flat tensor, and take it away there."""
-        parameter, scale = self.parameters[index], 1 / self.setting.ranks
-        grad, parameter.grad = parameter.grad, None
-        assert grad is not None
+        """Autograd has this parameter's gradient. It is taken over now, where flat gradients rest in memory anyway.
+
+        Else it stays where it is until all are there: there is less memory in use at the end of a layer's backward pass
+        than at its beginning.
+        """
         if index not in self.waiting:
             raise RuntimeError(
                 f"{self.names[index]}: a second gradient in one backward pass, and the first may be on its way. "
                 "If that comes from activation checkpointing, pass use_reentrant=False"
             )
         self.waiting.remove(index)
+        if self.setting.rest.grads == Partial():
+            self.take_over(index)
+
+    def take_over(self, index: int) -> None:
+        """Add the parameter's gradient, divided by the number of ranks, to the flat tensor, and take it away there."""
+        parameter, scale = self.parameters[index], 1 / self.setting.ranks
+        grad, parameter.grad = parameter.grad, None
+        if grad is None:
+            return
         if grad.layout is not torch.strided:
             raise TypeError(
                 f"{self.names[index]} has a sparse gradient, which has no slices: build its embedding with sparse=False"
@@ -252,6 +262,8 @@ class Flat:
         if not self.trained:
             return
         grads = self.open_grads()
+        for index in range(len(self.parameters)):
+            self.take_over(index)
         for index in set(range(len(self.parameters))) - self.used:
             self.grad_views[index].fill_(UNUSED)
         self.waiting = set()
@@ -328,14 +340,19 @@ def groups_of(pieces: Sequence[Piece], options: Mapping[str, dict[str, Any]]) ->
 @contextmanager
 def in_master_dtype(pieces: Sequence[Piece]) -> Iterator[None]:
     """Inside, gradients have their piece's dtype, which optimizers want."""
-    narrow = {piece.tensor: piece.tensor.grad for piece in pieces if piece.tensor.dtype != piece.tensor.grad_dtype}
+    tensors = [piece.tensor for piece in pieces if piece.tensor.dtype != piece.tensor.grad_dtype]
+    narrow = {tensor: tensor.grad for tensor in tensors}
+    kept = {tensor: tensor.grad_dtype for tensor in tensors}
     for tensor, grad in narrow.items():
-        tensor.grad_dtype = tensor.dtype
-        tensor.grad = None if grad is None else grad.to(tensor.dtype)
+        _set_grad(tensor, None if grad is None else grad.to(tensor.dtype), tensor.dtype)
     try:
         yield
     finally:
         for tensor, grad in narrow.items():
-            tensor.grad = None
-            tensor.grad_dtype = grad.dtype if grad is not None else tensor.grad_dtype
-            tensor.grad = grad
+            _set_grad(tensor, grad, kept[tensor])
+
+
+def _set_grad(tensor: nn.Parameter, grad: Tensor | None, dtype: torch.dtype | None) -> None:
+    tensor.grad = None
+    tensor.grad_dtype = dtype
+    tensor.grad = grad

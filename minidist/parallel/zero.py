@@ -121,7 +121,7 @@ class Zero(nn.Module):
         self.peak = PeakMemory()
         self._backward = False  # a backward pass is under way
         self._accumulating = False  # inside no_sync
-        self._keep = False  # inside no_sync(reshard=False)
+        self._keep = False  # since no_sync(reshard=False), until a backward pass outside begins
         self._pending: list[Unit] = []  # units whose gradients are being reduced
         self._register_hooks()
 
@@ -224,14 +224,14 @@ class Zero(nn.Module):
             )
         self._begin()
         at = self._order.index(unit) if unit in self._order else len(self._order)
-        unit.start_unshard()
-        for previous in self._order[at - 1 : at]:
-            previous.start_unshard()
-        unit.unshard()
-        unit.in_backward = True
         for later in reversed(self._order[at + 1 :]):
             if later.in_backward:
                 self._launch(later)
+        unit.start_unshard()
+        for previous in self._order[max(at - 1, 0) : at]:
+            previous.start_unshard()
+        unit.unshard()
+        unit.in_backward = True
 
     def _on_gradient(self, unit: Unit, flat: Flat, i: int, _parameter: Tensor) -> None:
         """Autograd has a parameter's gradient."""
@@ -244,6 +244,7 @@ class Zero(nn.Module):
         """The first sign of a backward pass: have autograd call `_finish` at its end."""
         if not self._backward:
             self._backward = True
+            self._keep = self._keep and self._accumulating
             Variable._execution_engine.queue_callback(self._finish)
             self._root.unshard()
 
@@ -263,13 +264,13 @@ class Zero(nn.Module):
         if unit.launched:
             return
         unit.launched = True
-        for flat in unit.flats:
-            flat.start_reduce()
-        if not self._keep:
-            unit.reshard()
-        if self.stage >= 2:  # free one flat gradient before there is a third
+        if self.stage >= 2:  # there are two units' gradients at most: one on its way, and the one being computed
             self._wait(self._pending)
             self._pending = []
+        if not self._keep:
+            unit.reshard()
+        for flat in unit.flats:
+            flat.start_reduce()
         self._pending.append(unit)
 
     def _wait(self, units: Iterable[Unit]) -> None:
@@ -310,12 +311,11 @@ class Zero(nn.Module):
         them once a micro-batch all the same; the sum is in the slices. reshard=False: stage 3 gathers each unit once,
         and keeps it until the first backward pass outside.
         """
-        before = self._accumulating, self._keep
-        self._accumulating, self._keep = True, not reshard
+        before, self._accumulating, self._keep = self._accumulating, True, not reshard
         try:
             yield
         finally:
-            self._accumulating, self._keep = before
+            self._accumulating = before
 
     # ---- step --------------------------------------------------------------------------------------------------------
 
@@ -341,6 +341,7 @@ class Zero(nn.Module):
             )
         with in_master_dtype(self._pieces()):
             self.optimizer.step()
+        self._keep = False
         for unit in self._units:
             unit.reshard()
         for flat in self._flats:

@@ -6,6 +6,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import minidist as md
+from minidist.plan.memory import zero_memory
 
 
 def scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:
@@ -84,6 +85,15 @@ def ring_bytes(n: int, size: float) -> int:
     return md.cost.bytes_sent("all_reduce", int(size), n)
 
 
+def zero_bytes(stage: int, parameters: float, ranks: int, weight: int = 4, grad: int = 4, optimizer: int = 8) -> float:
+    """Bytes one rank keeps between steps of ZeRO's stage; weight, grad, optimizer: bytes a parameter has of them.
+
+    >>> [zero_bytes(stage, 1000, 4, 2, 2, 12) for stage in range(4)]
+    [16000.0, 7000.0, 5500.0, 4000.0]
+    """
+    return zero_memory(parameters, ranks, stage, weight, grad, optimizer).total
+
+
 def _cost() -> SimpleNamespace:
     """The cost formulas under their own names, so that a question writes cost.ring_all_reduce(count, n)."""
     own = {name: f for name, f in vars(md.cost).items() if getattr(f, "__module__", "") == md.cost.__name__}
@@ -92,7 +102,7 @@ def _cost() -> SimpleNamespace:
 
 FORMULAS: Mapping[str, Any] = MappingProxyType(
     {
-        **{f.__name__: f for f in (nbytes, seconds, count, quantity, ring_bytes)},
+        **{f.__name__: f for f in (nbytes, seconds, count, quantity, ring_bytes, zero_bytes)},
         **{f.__name__: f for f in (abs, float, int, len, max, min, range, round, sorted, str, sum)},
         **{f.__name__: f for f in (math.ceil, math.floor, math.log2, math.sqrt)},
         "cost": _cost(),

@@ -46,6 +46,7 @@ from minidist.plan.hardware import Cluster as Cluster
 from minidist.plan.hardware import Link as Link
 from minidist.plan.memory import zero_memory as zero_memory
 from minidist.plan.memory import zero_traffic as zero_traffic
+from minidist.plan.sharded import sharded_step as sharded_step
 from minidist.plan.step import data_parallel_step as data_parallel_step
 from minidist.timeline import Span as Span
 from minidist.timeline import Timeline as Timeline
@@ -92,6 +93,7 @@ __all__ = [
     "placement_of",
     "redistribute",
     "roles",
+    "sharded_step",
     "stdlib_tokens",
     "storage_bytes",
     "tensor_parallel",

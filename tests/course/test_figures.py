@@ -47,6 +47,7 @@ STEP = Timeline(
     paced=True,
 )
 SIZES = [10**k for k in range(2, 9)]
+KEPT = {("bfloat16", "AdamW"): {0: {1: 16, 4: 16}, 3: {1: 16, 4: 4}}}
 SCALED = {
     "beside": lambda: viz.beside(590_000, 590_592, 300_000, unit="bytes", title="Sent", axis="sent by one rank"),
     "beside, prediction open": lambda: viz.beside(0.4, 0.4, None, unit="s", title="Time", axis="time", paced=True),
@@ -57,8 +58,13 @@ SCALED = {
     "arrival": lambda: viz.arrival_explorer().figure(),
     "overlap": lambda: viz.overlap_explorer().figure(),
     "cost": lambda: viz.cost_explorer().figure(),
+    "memory": lambda: viz.memory(7.5e9, 64, "bfloat16", "AdamW", KEPT),
+    "memory, many chips": lambda: viz.memory(70e9, 8, "float32", "SGD"),
+    "memory explorer": lambda: viz.memory_explorer(KEPT).figure(),
 }
 PICTURES = {
+    "kept": lambda: viz.kept(4),
+    "kept, one moment": lambda: viz.kept(7, moments=1),
     "holdings": lambda: viz.holdings({"all-reduce": (RING[0], RING[-1]), "nothing": (RING[0], RING[0])}),
     "ring_step": lambda: viz.ring_step(RING, 2),
     "ring_strip": lambda: viz.ring_strip(RING),
@@ -170,6 +176,30 @@ def test_timeline_draws_every_span_at_its_time():
         viz.timelines({})
 
 
+def test_kept_fills_a_rank_s_slice_of_what_is_cut_and_all_of_what_is_not():
+    """Stage 2 on 4 ranks, rank 1: all pieces of the parameters, the second of gradients and moments."""
+    ax = viz.kept(4).axes[2]
+    row = [p for p in ax.patches if p.get_fill() and round((p.get_y() + 1.3) * 4) in range(4) and -1.3 <= p.get_y() < 0]
+    columns = {}
+    for piece in row:
+        column = columns.setdefault(round(piece.get_x() / 1.25), [])
+        column.append(to_hex(piece.get_facecolor()).upper() != style.PAPER)
+    assert columns[0] == [True] * 4
+    assert columns[1] == columns[2] == columns[3] == [False, True, False, False]
+
+
+def test_memory_draws_the_formula_and_the_measured_points():
+    left, right = viz.memory(1e9, 4, "bfloat16", "AdamW", KEPT).axes
+    points = {
+        tuple(map(float, at)) for line in left.lines if line.get_linestyle() == "None" for at in line.get_xydata()
+    }
+    assert points == {(1, 16), (4, 16), (4, 4)}
+    ends = {}
+    for bar in right.patches:
+        ends[round(bar.get_y() + 0.31)] = max(ends.get(round(bar.get_y() + 0.31), 0), bar.get_x() + bar.get_width())
+    assert ends == pytest.approx({0: 16, 1: 7, 2: 5.5, 3: 4})  # GB, the published table for 4 ranks
+
+
 def test_beside_draws_the_numbers_it_is_given():
     ax = viz.beside(590_000, 590_592, None, unit="bytes").axes[0]
     assert [patch.get_width() for patch in ax.patches] == [0, 590.592, 590.0]
@@ -203,6 +233,7 @@ EXPLORERS = {
     "ring": lambda: viz.ring_explorer({2: ring(2), 3: ring(3), 4: RING}),
     "overlap": viz.overlap_explorer,
     "cost": viz.cost_explorer,
+    "memory": lambda: viz.memory_explorer(KEPT),
 }
 
 

@@ -214,3 +214,69 @@ def test_predictions_name_the_models_of_their_lessons():
     params = BANK.question("overlap-step-here").params
     assert params["last_bytes"] == (deep.embed.weight.nbytes,)
     assert params["layer_bytes"] == (sum(p.nbytes for p in deep.blocks[0].parameters()),)
+
+
+# ---- ZeRO ------------------------------------------------------------------------------------------------------------
+
+
+def test_prefetched_forward_passes_are_as_long_as_predicted():
+    for names, answer in every_draw("one-layer-ahead"):
+        layers, forward, gather = names["layers"], names["forward_ms"], names["gather_ms"]
+        step = md.sharded_step(
+            [forward] * layers, [0] * layers, [1] * layers, lambda _, gather=gather: gather, lambda _: 0
+        )
+        forwards = [span.end for span in step.lane(0, "compute") if str(span.action).startswith("forward")]
+        assert answer == max(forwards), names
+
+
+def test_bytes_sent_in_stage_3_are_those_of_the_package():
+    for names, answer in every_draw("gigabytes-in-stage-3"):
+        assert answer == pytest.approx(2 * md.zero_traffic(names["params_b"], names["ranks"], 3)), names
+    for names, answer in every_draw("link-for-stage-3"):
+        sent = 2 * md.zero_traffic(names["params_b"], names["ranks"], 3)
+        assert answer == pytest.approx(sent / names["compute_s"]), names
+    for names, answer in every_draw("stage-3-traffic-here"):
+        assert answer == md.zero_traffic(1, names["ranks"], 3)
+
+
+def test_most_parameters_of_stage_3_are_two_layers_beside_the_slices():
+    """The question's model in small: a layer of 400 numbers in place of 400 MB."""
+    for names, answer in every_draw("most-parameters-at-once"):
+        if names["ranks"] > 8:
+            continue
+        most = md.launch(_most_parameters, ranks=names["ranks"], args=(names["layers"], names["layer_mb"]))
+        assert max(most) == answer, names
+
+
+def _most_parameters(world, layers, size):
+    model = torch.nn.Sequential(*(_Layer(size) for _ in range(layers)))
+    z, held = md.Zero(model, world, 3), []
+    for layer in model:
+        layer.inside.register_forward_hook(lambda *_: held.append(z.memory()["params"]))
+    z(torch.ones(1)).sum().backward()
+    return max(held) / 4
+
+
+class _Layer(torch.nn.Module):
+    """`size` parameters that the input is multiplied by; `inside` is called while the layer computes."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.weight, self.inside = torch.nn.Parameter(torch.ones(size)), torch.nn.Identity()
+
+    def forward(self, x):
+        return self.inside(x * self.weight).mean()[None]
+
+
+def test_a_bfloat16_weight_forgets_the_steps_that_the_questions_name():
+    question = BANK.question("small-step-large-weight")
+    for names in (Filled(question, draw).names for draw in all_draws(question)):
+        weight, step = names["weight"], names["gap"] / 5
+        narrow, wide = torch.tensor([float(weight)], dtype=torch.bfloat16), torch.tensor([float(weight)])
+        following = torch.tensor([float(weight)], dtype=torch.bfloat16) + names["gap"]
+        assert following.item() == weight + names["gap"]  # the next number there is
+        for _ in range(100):
+            narrow += step
+            wide += step
+        assert narrow.item() == weight
+        assert wide.item() == pytest.approx(weight + 20 * names["gap"], rel=1e-3)

@@ -1,5 +1,7 @@
 """minidist: how one model is trained across many chips, small enough to read in a weekend."""
 
+from minidist import autograd as autograd
+from minidist import roles as roles
 from minidist.comm import algorithms as algorithms
 from minidist.comm.checked import CommMismatch as CommMismatch
 from minidist.comm.comm import Comm as Comm
@@ -13,6 +15,7 @@ from minidist.launch import launch as launch
 from minidist.launch import world_from_env as world_from_env
 from minidist.loss import global_tokens as global_tokens
 from minidist.loss import token_loss as token_loss
+from minidist.loss import vocab_parallel_cross_entropy as vocab_parallel_cross_entropy
 from minidist.mesh import Mesh as Mesh
 from minidist.models.gpt import GPT as GPT
 from minidist.models.gpt import GPTConfig as GPTConfig
@@ -21,6 +24,17 @@ from minidist.optim import AdamW as AdamW
 from minidist.parallel.data import DataParallel as DataParallel
 from minidist.parallel.data import average_gradients as average_gradients
 from minidist.parallel.paced import pace_compute as pace_compute
+from minidist.parallel.tensor import full_grads as full_grads
+from minidist.parallel.tensor import full_state_dict as full_state_dict
+from minidist.parallel.tensor import gpt_plan as gpt_plan
+from minidist.parallel.tensor import tensor_parallel as tensor_parallel
+from minidist.placement import Partial as Partial
+from minidist.placement import Replicate as Replicate
+from minidist.placement import Shard as Shard
+from minidist.placement import grad_norm as grad_norm
+from minidist.placement import place as place
+from minidist.placement import placement_of as placement_of
+from minidist.placement import redistribute as redistribute
 from minidist.plan import cost as cost
 from minidist.plan.fit import fit_alpha_beta as fit_alpha_beta
 from minidist.plan.hardware import Chip as Chip
@@ -43,21 +57,35 @@ __all__ = [
     "LaunchError",
     "Link",
     "Mesh",
+    "Partial",
+    "Replicate",
+    "Shard",
     "Span",
     "Started",
     "Timeline",
     "Transport",
     "algorithms",
+    "autograd",
     "average_gradients",
     "cost",
     "data_parallel_step",
     "fit_alpha_beta",
+    "full_grads",
+    "full_state_dict",
     "global_tokens",
+    "gpt_plan",
+    "grad_norm",
     "launch",
     "name_layer",
     "pace_compute",
     "partition",
+    "place",
+    "placement_of",
+    "redistribute",
+    "roles",
     "stdlib_tokens",
+    "tensor_parallel",
     "token_loss",
+    "vocab_parallel_cross_entropy",
     "world_from_env",
 ]

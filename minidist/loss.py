@@ -8,10 +8,12 @@ is (4 + 2) / 2 = 3, and the loss is (4 + 6) / 4 = 2.5.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from minidist.comm.comm import Comm
 
@@ -19,7 +21,9 @@ IGNORE = -100
 """A target that asks nothing of the model: padding, or a token whose successor lies outside the batch."""
 
 
-def token_loss(logits: Tensor, targets: Tensor, comm: Comm, tokens: int | Tensor | None = None) -> Tensor:
+def token_loss(
+    logits: Tensor, targets: Tensor, comm: Comm, tokens: int | Tensor | None = None, tp: Comm | None = None
+) -> Tensor:
     """comm.size x (sum of this rank's token losses) / (valid tokens over comm).
 
     So the *average* over the ranks, of this number and of its gradients alike, is the rule: `DataParallel` and
@@ -27,16 +31,79 @@ def token_loss(logits: Tensor, targets: Tensor, comm: Comm, tokens: int | Tensor
 
     logits: [..., V]; float16 and bfloat16 are summed as float32. targets: [...], int64. tokens: what to divide by. None
     counts the valid targets of this call over comm, in one small all-reduce that every rank must join. With
-    accumulation a step has several calls and divides them all by the same number: that of `global_tokens`.
+    accumulation a step has several calls and divides them all by the same number: that of `global_tokens`. tp: the
+    ranks that have the same batch and a slice of the vocabulary each, logits [..., V/tp]; comm then is the axis of
+    those with other batches, and the loss is the same on all ranks of tp.
 
     Raises: TypeError or ValueError for targets that do not fit the logits.
     """
     _check(logits, targets)
-    logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-    total = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORE, reduction="sum")
+    if tp is not None:
+        total = vocab_parallel_cross_entropy(logits, targets, tp).sum()
+    else:
+        logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+        total = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORE, reduction="sum")
     if tokens is None:
         tokens = global_tokens(targets, comm)
     return total * comm.size / torch.as_tensor(tokens).clamp(min=1)
+
+
+def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, comm: Comm) -> Tensor:
+    """Each token's loss, -log softmax(logits)[target], from logits that are cut along the vocabulary and stay so.
+
+    logits: [..., V/tp], on each rank as many; of a word that does not exist, -inf. targets: [...], int64, the same on
+    all ranks; where one is IGNORE the loss is 0. Result: [...], in float32 or better, the same on all ranks; each
+    rank's logits get the gradient of theirs. Three numbers a token travel, not V: the largest logit, then the sum of
+    exp(logit - largest) and the target's logit.
+
+    Raises: TypeError or ValueError for targets that do not fit, or ranks with different numbers of logits.
+    Source: Shoeybi et al., Megatron-LM (arXiv 1909.08053), 3.
+    """
+    _check(logits, targets)
+    words = logits.shape[-1] * comm.size
+    if not targets.is_cuda and bool(((targets != IGNORE) & ((targets < 0) | (targets >= words))).any()):
+        raise ValueError(f"a target is {IGNORE} or a number from 0 to {words - 1}: found up to {targets.max()}")
+    return _VocabParallel.apply(logits, targets, comm)
+
+
+class _VocabParallel(torch.autograd.Function):
+    """T tokens, W = V/tp logits of each on this rank."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, comm: Comm) -> Tensor:
+        scores = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))  # [T, W]
+        width = scores.shape[-1]
+        largest = _largest(scores, comm)
+        scores = scores - largest[:, None]
+        local = targets.flatten() - comm.rank * width
+        here = ((local >= 0) & (local < width)).nonzero().flatten()  # the tokens whose target is one of mine
+        wanted = torch.zeros_like(largest)
+        wanted[here] = scores[here, local[here]]
+        share = scores.exp_()
+        total, wanted = comm.all_reduce(torch.stack([share.sum(-1), wanted]))  # [T] each
+        ctx.save_for_backward(share.div_(total[:, None]), here, local[here], targets)
+        ctx.shape, ctx.dtype = logits.shape, logits.dtype
+        return (total.log() - wanted).view_as(targets).masked_fill(targets == IGNORE, 0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        """d loss / d logit = softmax - 1 at the target, and softmax elsewhere."""
+        share, here, local, targets = ctx.saved_tensors
+        grad = grad.masked_fill(targets == IGNORE, 0).flatten()
+        out = share * grad[:, None]
+        out[here, local] -= grad[here]
+        return out.view(ctx.shape).to(ctx.dtype), None, None
+
+
+def _largest(scores: Tensor, comm: Comm) -> Tensor:
+    """The largest logit of each token over all ranks, [T]; and in the same message, whether all have as many."""
+    width = scores.shape[-1]
+    row = torch.cat([scores.amax(-1), scores.new_tensor([width, -width])])
+    *_, most, least = comm.all_reduce(row, op="max")
+    if most != -least:
+        raise ValueError(f"ranks hold from {int(-least)} to {int(most)} logits of each token: fill up with -inf")
+    return row[:-2]
 
 
 def global_tokens(targets: Tensor | Iterable[Tensor], comm: Comm) -> Tensor:

@@ -1,5 +1,7 @@
 """What a rank called, how much it moved and when: the measured side of every comparison in the course."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from minidist.timeline import Span, Timeline
@@ -12,7 +14,7 @@ class Call:
     op: name of the Comm method. nbytes: payload in bytes (all_gather: the whole result; reduce_scatter: the whole
     input). sent: bytes this rank sends, for a collective those of a bandwidth-optimal algorithm, for a message those it
     carries. group: the world ranks it ran over. start, end: seconds of `time.monotonic`; end is None while under way.
-    rank: the world rank that called.
+    rank: the world rank that called. label: what it was for, if the caller said so with `Recorder.label`.
     """
 
     op: str
@@ -22,6 +24,7 @@ class Call:
     start: float
     end: float | None
     rank: int
+    label: str = ""
 
 
 @dataclass
@@ -37,9 +40,20 @@ class Recorder:
     paced: bool = False
     limit: int = 100_000
     _forgotten_bytes: int = 0
+    _label: str = ""
+
+    @contextmanager
+    def label(self, name: str) -> Iterator[None]:
+        """Calls that are begun inside carry this name, so that they can be counted apart from others of the same op."""
+        before, self._label = self._label, name
+        try:
+            yield
+        finally:
+            self._label = before
 
     def add(self, call: Call) -> None:
         """Record a call."""
+        call.label = self._label
         self.calls.append(call)
         if len(self.calls) > self.limit:
             old = len(self.calls) // 2
@@ -65,7 +79,7 @@ class Recorder:
     def timeline(self) -> Timeline:
         """Computations and finished communications as spans on the lanes "compute" and "comm"."""
         comm = [
-            Span(call.rank, call.op, call.start, call.end, lane="comm", nbytes=call.nbytes)
+            Span(call.rank, call.label or call.op, call.start, call.end, lane="comm", nbytes=call.nbytes)
             for call in self.calls
             if call.end is not None
         ]

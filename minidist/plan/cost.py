@@ -203,3 +203,33 @@ def hierarchical_seconds(nbytes: int, machines: int, chips: int, inside: Link, b
     """
     share = ceil(Fraction(nbytes, chips))
     return 2 * ring_half(nbytes, chips).seconds(inside) + ring_all_reduce(share, machines).seconds(between)
+
+
+def tensor_parallel_layer(
+    tokens: int, dim: int, ranks: int, element_nbytes: int = 4, sequence: bool = False
+) -> dict[str, dict[str, int]]:
+    """Bytes one rank sends for one transformer layer, {"forward": {what: bytes}, "backward": {what: bytes}}.
+
+    tokens: T, of the whole batch that all ranks work on; dim: D. Attention and feed-forward are a region each. What
+    crosses a region's border is [T, D]: an all-reduce where it ends, and going back where it begins [S]. With sequence
+    parallelism that is an all-gather and a reduce-scatter, half the bytes each; going back, what entered is gathered
+    once more ("regather"), since each rank kept its own tokens only [K], and the gradients of the two norms' D
+    weights, each from a rank's own tokens, are summed ("norm gradients").
+
+      [S] Shoeybi et al., Megatron-LM (arXiv 1909.08053), 3 and figure 4.
+      [K] Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (arXiv 2205.05198), 4.2.
+
+    >>> tensor_parallel_layer(8, 4, ranks=2)
+    {'forward': {'all_reduce': 256}, 'backward': {'all_reduce': 256}}
+    >>> tensor_parallel_layer(8, 4, ranks=2, sequence=True)["forward"]
+    {'all_gather': 128, 'reduce_scatter': 128}
+    >>> tensor_parallel_layer(8, 4, ranks=2, sequence=True)["backward"]
+    {'all_gather': 128, 'reduce_scatter': 128, 'regather': 128, 'norm gradients': 32}
+    """
+    whole = tokens * dim * element_nbytes
+    twice = lambda op, nbytes: 2 * bytes_sent(op, nbytes, ranks)
+    if not sequence:
+        return {way: {"all_reduce": twice("all_reduce", whole)} for way in ("forward", "backward")}
+    forward = {op: twice(op, whole) for op in ("all_gather", "reduce_scatter")}
+    norms = twice("all_reduce", dim * element_nbytes)
+    return {"forward": forward, "backward": {**forward, "regather": forward["all_gather"], "norm gradients": norms}}

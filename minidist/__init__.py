@@ -40,6 +40,7 @@ from minidist.placement import place as place
 from minidist.placement import placement_of as placement_of
 from minidist.placement import redistribute as redistribute
 from minidist.plan import cost as cost
+from minidist.plan import hardware as hardware
 from minidist.plan.fit import fit_alpha_beta as fit_alpha_beta
 from minidist.plan.hardware import Chip as Chip
 from minidist.plan.hardware import Cluster as Cluster
@@ -84,6 +85,7 @@ __all__ = [
     "global_tokens",
     "gpt_plan",
     "grad_norm",
+    "hardware",
     "launch",
     "name_layer",
     "optimizer_tensors",

@@ -1,7 +1,9 @@
 """What the ranks run on: chips, links and clusters, with the unit in every field's name. Bytes and seconds, decimal."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from minidist.plan import check
 
@@ -148,3 +150,15 @@ def dgx_h100(machines: int = 1) -> Cluster:
 def dgx_b200(machines: int = 1) -> Cluster:
     """Machines of 8 B200: NVLink 5 inside (900 GB/s a direction), one NDR port a chip between (50 GB/s)."""
     return _nvidia(machines, B200, 900, 50)
+
+
+# One chip's link in one direction, from fast to slow. PCIe's latency is taken for that measured inside machines, and
+# Ethernet's for that measured between them. 100 Gbit/s are 12.5 GB/s.
+LINKS: Mapping[str, Link] = MappingProxyType(
+    {
+        "NVLink 4": dgx_h100().inside,
+        "PCIe 5 x16": Link(_INSIDE_ALPHA_S, 63e9, _TABLES),
+        "NDR InfiniBand": dgx_h100().between,
+        "100 Gbit/s Ethernet": Link(_BETWEEN_ALPHA_S, 12.5e9, _TABLES),
+    }
+)

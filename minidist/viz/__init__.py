@@ -3,6 +3,8 @@
 from minidist.viz.charts import alpha_beta as alpha_beta
 from minidist.viz.charts import beside as beside
 from minidist.viz.charts import curves as curves
+from minidist.viz.cuts import cut as cut
+from minidist.viz.cuts import cut_explorer as cut_explorer
 from minidist.viz.explore import Explorer as Explorer
 from minidist.viz.explorers import arrival_explorer as arrival_explorer
 from minidist.viz.explorers import cost_explorer as cost_explorer
@@ -16,6 +18,9 @@ from minidist.viz.holdings import ring_strip as ring_strip
 from minidist.viz.memory import kept as kept
 from minidist.viz.memory import memory as memory
 from minidist.viz.memory import memory_explorer as memory_explorer
+from minidist.viz.layers import layer_times as layer_times
+from minidist.viz.layers import links as links
+from minidist.viz.layers import links_explorer as links_explorer
 from minidist.viz.ranks import world as world
 from minidist.viz.source import show as show
 from minidist.viz.timelines import timeline as timeline

@@ -61,6 +61,8 @@ SCALED = {
     "memory": lambda: viz.memory(7.5e9, 64, "bfloat16", "AdamW", KEPT),
     "memory, many chips": lambda: viz.memory(70e9, 8, "float32", "SGD"),
     "memory explorer": lambda: viz.memory_explorer(KEPT).figure(),
+    "links": lambda: viz.links(),
+    "layer_times": lambda: viz.layer_times({"a": (1, 2), "b": (1, 0, 3)}, "A layer", paced=True),
 }
 PICTURES = {
     "kept": lambda: viz.kept(4),
@@ -69,6 +71,8 @@ PICTURES = {
     "ring_step": lambda: viz.ring_step(RING, 2),
     "ring_strip": lambda: viz.ring_strip(RING),
     "world": lambda: viz.world([{"process": 1, "x": 2}, {"process": 3, "x": 4}], {"world": [0, 1]}),
+    **{f"cut by {name}": lambda name=name: viz.cut(name) for name in ("column", "row", "pair", "heads")},
+    "cut over eight": lambda: viz.cut("heads", ranks=8, tokens=32768, width=8192, heads=64),
 }
 
 
@@ -206,6 +210,28 @@ def test_beside_draws_the_numbers_it_is_given():
     assert any("still open" in text.get_text() for text in ax.texts)
 
 
+def test_cut_draws_each_rank_once_and_says_what_is_sent():
+    fig = viz.cut("row", ranks=4, tokens=256, width=64, hidden=192)
+    faces = [to_hex(p.get_facecolor()).upper() for p in fig.axes[0].patches if p.get_fill()]
+    # h and B in stripes, terms on sheets: three tensors in the colours of the ranks, and the sum, alike on all
+    assert sorted(faces) == sorted([style.rank_colour(rank) for rank in range(4)] * 3 + [style.FAINT])
+    words = [text.get_text() for text in fig.axes[0].texts]
+    assert {"[T, F/tp]", "[256, 48]", "[F/tp, D]", "[48, 64]", "[T, D] {+tp}", "all-reduce"} <= set(words)
+    assert "98.3 kB" in fig.axes[0].get_title(loc="left")  # 2 x 3/4 x 256 x 64 x 4 bytes
+    assert "nothing is sent" in viz.cut("column").axes[0].get_title(loc="left")
+    with pytest.raises(ValueError, match="6 heads of width 96 cannot be shared out to 4 ranks"):
+        viz.cut("heads", ranks=4, width=96, heads=6)
+    with pytest.raises(ValueError, match="none of column, row, pair, heads"):
+        viz.cut("diagonal")
+
+
+def test_layer_times_draws_the_seconds_it_is_given():
+    ax = viz.layer_times({"a": (1, 2), "b": (1, 0, 3)}, paced=True).axes[0]
+    drawn = [(p.get_x(), p.get_width()) for p in ax.patches if p.get_width()]
+    assert drawn == [(0, 1000), (1000, 2000), (0, 1000), (1000, 3000)]
+    assert [text.get_text() for text in ax.texts] == ["3 s, 67% in sums", "4 s, 0% in sums"]
+
+
 def test_show_reads_the_file_itself():
     shown = viz.show(viz.beside)
     assert shown.file == "minidist/viz/charts.py"
@@ -234,7 +260,10 @@ EXPLORERS = {
     "overlap": viz.overlap_explorer,
     "cost": viz.cost_explorer,
     "memory": lambda: viz.memory_explorer(KEPT),
+    "cut": viz.cut_explorer,
+    "links": viz.links_explorer,
 }
+WITHOUT_SCALES = ("ring", "cut")
 
 
 @pytest.mark.parametrize("name", EXPLORERS)
@@ -252,7 +281,7 @@ def test_explorer_redraws_and_is_a_figure_without_widgets(name, monkeypatch):
 
     for option, values in explorer.options.items():  # no setting may fail
         for value in (values[0], values[-1]):
-            assert faults(explorer.figure(**{option: value}), name != "ring") == []
+            assert faults(explorer.figure(**{option: value}), name not in WITHOUT_SCALES) == []
 
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
     assert set(explorer._repr_mimebundle_()) == {"image/png", "text/plain"}

@@ -45,12 +45,18 @@ CONCEPTS = {
         "memory problem into bandwidth problem; prefetch; master weights; hybrid sharding; offload; "
         "collective state dict"
     ),
+    "05_tensor_parallelism": (
+        "column split needs no communication; row split needs a sum; the pair needs one; heads are independent; "
+        "two all-reduces per layer and direction; conjugate pairs; vocabulary-parallel loss; "
+        "sequence parallel moves the same bytes; why inside one machine"
+    ),
 }
 NUMBER_OF_CONCEPTS = {
     "00_start": "Six",
     "02_collectives": "Twelve",
     "03_data_parallelism": "Ten",
     "04_zero": "Twelve",
+    "05_tensor_parallelism": "Nine",
 }
 
 # Cells that questions, cards and other pages point to, and how each lesson proves its main claim.
@@ -67,6 +73,10 @@ TAGS = {
         "redundancy same-mathematics measure-memory memory-by-state peak-of-a-step measure-traffic accumulation "
         "held-over-time prefetch-run link-speed bf16-stalls bf16-memory hybrid-traffic offload full-state-dict "
         "alone-state-dict"
+    ),
+    "05_tensor_parallelism": (
+        "too-large column-split row-split pair-one-sum rows-first heads-alone heads-refused count-sums ways-back "
+        "gradients-equal same-dropout vocab-loss same-bytes activations paced-layers figure-paced figure-links"
     ),
 }
 ORDER = (
@@ -363,6 +373,29 @@ def test_lesson_04_shows_what_it_claims(ran):
 
 def number(text):
     return int(text.replace(",", ""))
+
+
+@pytest.mark.slow
+def test_lesson_05_shows_what_it_claims(ran):
+    notebook = ran[0]["05_tensor_parallelism"]
+    parts, early, columns = (float(x) for x in re.findall(r"error +([\d.e+-]+)", printed(notebook, "rows-first")))
+    assert max(early, columns) < 1e-12 < 1e-3 < parts
+    heads, cut = (float(x) for x in re.findall(r"error ([\d.e+-]+)", printed(notebook, "heads-alone")))
+    assert heads < 1e-12 < 1e-3 < cut
+    same = printed(notebook, "gradients-equal") + printed(notebook, "sequence-gradient")
+    errors = [float(x) for x in re.findall(r"gradient ([\d.e+-]+)", same)]
+    assert len(errors) == 4
+    assert max(errors) < 1e-12
+    losses = re.findall(r"losses (.*)", printed(notebook, "same-dropout"))
+    assert len(losses) == 3
+    assert len(set(losses)) == 1
+    one, two, padded, large = (float(x) for x in re.findall(r" (\d\.\d{6})", printed(notebook, "vocab-loss")))
+    assert (one, two, padded, large) == (1.419416, 1.419416, 1.556298, 0.451914)
+    for measured, formula in re.findall(
+        r"measured +([\d,]+) bytes.*\n +formula +([\d,]+) bytes", printed(notebook, "same-bytes")
+    ):
+        assert measured == formula
+    assert printed(notebook, "same-bytes").count("196,608 bytes") == 6  # forward twice, backward once, each twice
 
 
 @pytest.mark.slow

@@ -261,7 +261,7 @@ def releases(case: Case, run: Run) -> Finding | None:
                 )
                 return Finding(why, "keeps-what-it-gathered", case.labels[0], rank)
         turn = max(when for what, _, when in _calls(run, rank) if what == "forward")
-        later = sum(part.begun > turn for part in run.collectives_of(0, rank))
+        later = sum(part.begun > turn for part in run.collectives_of(0, rank) if part.name in PSI)
         if later < 2 * layers - 3:
             why = (
                 "In the backward pass the weights were not gathered again, so they were kept since the forward pass. "

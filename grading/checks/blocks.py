@@ -190,7 +190,7 @@ def wrong(case: Case, run: Run, key: str, otherwise: str = "") -> Finding | None
         return Finding(
             f"{what}{why} A detach(), a .data or a call of comm lies between. Comm's calls are data to autograd: put "
             "one into the forward of a torch.autograd.Function, whose backward says what becomes of gradients.",
-            "not-differentiable",
+            "backward-follows",
             **shown,
         )
     if isinstance(got[rank], Tensor) and got[rank].shape != expected[rank].shape:

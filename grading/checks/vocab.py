@@ -147,13 +147,13 @@ def _known_gradients(
     lost = "Comm's calls are data to autograd: sum_ranks is the sum that gradients come back through."
     return [
         Known(
-            "not-differentiable",
+            "backward-follows",
             "logits",
             lambda r: -hot[:, parts[r]],
             f"The softmax is missing in it: no gradient came back through the sum of the exponentials. {lost}",
         ),
         Known(
-            "not-differentiable",
+            "backward-follows",
             "logits",
             lambda r: softmax[:, parts[r]],
             f"The target's -1 is missing in it: no gradient came back through the target's logit. {lost}",

@@ -190,7 +190,7 @@ def wrong(case: Case, run: Run, key: str, otherwise: str = "") -> Finding | None
         return Finding(
             f"{what}{why} A detach(), a .data or a call of comm lies between. Comm's calls are data to autograd: put "
             "one into the forward of a torch.autograd.Function, whose backward says what becomes of gradients.",
-            "not-differentiable",
+            "backward-follows",
             **shown,
         )
     if isinstance(got[rank], Tensor) and got[rank].shape != expected[rank].shape:
@@ -209,9 +209,9 @@ def gradients_right(case: Case, run: Run) -> bool:
 
 
 def passes(run: Run, rank: int) -> tuple[list[Collective], list[Collective]]:
-    """The collectives of one rank, in its forward and in its backward pass."""
+    """The collectives of one rank, in its forward and in its backward pass. Lengths are small, and free."""
     turn = min((note.when for note in run.asked if note.rank == rank), default=2**60)
-    parts = run.collectives_of(0, rank)
+    parts = [part for part in run.collectives_of(0, rank) if part.name != "lengths"]
     return [part for part in parts if part.begun < turn], [part for part in parts if part.begun > turn]
 
 

@@ -245,7 +245,7 @@ def gathers_late(case: Case, run: Run) -> Finding | None:
                     "one's. All of the model at once is what stage 3 is there to avoid: gather a layer just before it "
                     "is used, in the backward pass too."
                 )
-                return Finding(why, "gathers-everything-first", case.labels[0], rank)
+                return Finding(why, "whole-model-gathered", case.labels[0], rank)
     return None
 
 
@@ -259,15 +259,15 @@ def releases(case: Case, run: Run) -> Finding | None:
                     f"When {key} began, the whole weights of layers {', '.join(weights)} were still in memory: a list, "
                     "a name or a view holds them. After use only the shard may stay."
                 )
-                return Finding(why, "keeps-what-it-gathered", case.labels[0], rank)
+                return Finding(why, "released-once", case.labels[0], rank)
         turn = max(when for what, _, when in _calls(run, rank) if what == "forward")
-        later = sum(part.begun > turn for part in run.collectives_of(0, rank))
+        later = sum(part.begun > turn for part in run.collectives_of(0, rank) if part.name in PSI)
         if later < 2 * layers - 3:
             why = (
                 "In the backward pass the weights were not gathered again, so they were kept since the forward pass. "
                 "Every layer is gathered twice in a step."
             )
-            return Finding(why, "keeps-what-it-gathered", case.labels[0], rank)
+            return Finding(why, "released-once", case.labels[0], rank)
     return None
 
 

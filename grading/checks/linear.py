@@ -92,7 +92,7 @@ def _known_columns(
             "be added up: where forward copies, backward sums.",
         ),
         Known(
-            "averages-parts",
+            "mean-for-sum",
             "x",
             lambda r: whole["x"] / ranks,
             'The parts were averaged. Each comes from other columns, so they add up: op="sum".',
@@ -105,8 +105,8 @@ def _known_columns(
                 "It was added up over the ranks. Each rank has columns of its own, and their gradient is complete on "
                 "that rank."
             )
-            found.append(Known("sums-the-shards", name, lambda r, shards=shards: shards, why))
-            found.append(Known("sums-the-shards", name, lambda r, shards=shards: shards / ranks, why))
+            found.append(Known("own-slice-is-a-part", name, lambda r, shards=shards: shards, why))
+            found.append(Known("own-slice-is-a-part", name, lambda r, shards=shards: shards / ranks, why))
     return found
 
 
@@ -168,7 +168,7 @@ def _known_rows(
             "That is this rank's part. Every output is a sum over all inputs, and those lie on all ranks.",
         ),
         Known(
-            "averages-parts",
+            "mean-for-sum",
             "y",
             lambda r: sum(parts) / ranks + shift,
             'The parts were averaged. Each is of other inputs, so they add up: op="sum".',
@@ -192,7 +192,7 @@ def _known_rows(
         ),
         *(
             Known(
-                "averages-parts",
+                "mean-for-sum",
                 name,
                 lambda r, name=name: right[r][name] / ranks,
                 "n times too small. Every part goes into the sum with weight 1, so each gets the gradient as it is.",
@@ -203,7 +203,7 @@ def _known_rows(
     if bias is not None:
         found += [
             Known(
-                "bias-on-every-rank",
+                "bias-on-each-rank",
                 "y",
                 lambda r: sum(parts) + ranks * bias,
                 "The bias is in it n times: once in the part of each rank. Add it after the sum.",

@@ -2,6 +2,8 @@
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from grading.checks import blocks, heads, linear, sequence, vocab
 from grading.checks.blocks import ALLOWED, right
@@ -92,15 +94,18 @@ ATTENTION = Exercise(
 # ---- 05.4 by vocabulary ----------------------------------------------------------------------------------------------
 
 
-def draw_vocab(rng: random.Random) -> Mapping[str, Sequence[Case]]:
+def draw_vocab(rng: random.Random, reduction: str = "mean") -> Mapping[str, Sequence[Case]]:
+    def of(size: int, ranks: int, label: str, **more: Any) -> Case:
+        return vocab.draw(rng, size, ranks, label, reduction=reduction, **more)
+
     return {
-        "basic": [vocab.draw(rng, 12, n, "all targets valid", backward=True) for n in (3, 2)],
-        "large": [vocab.draw(rng, 6, 2, "logits around 0 and 2000", spread=2000.0)],
+        "basic": [of(12, n, "all targets valid", backward=True) for n in (3, 2)],
+        "large": [of(6, 2, "logits around 0 and 2000", spread=2000.0)],
         "ignored": [
-            vocab.draw(rng, 6, 2, "2 of 5 targets ignored", ignored=2),
-            vocab.draw(rng, 6, 2, "all targets ignored", ignored=vocab.TOKENS),
+            of(6, 2, "2 of 5 targets ignored", ignored=2),
+            of(6, 2, "all targets ignored", ignored=vocab.TOKENS),
         ],
-        "sizes": [vocab.draw(rng, 7, 3, "3, 3 and 1 columns"), vocab.draw(rng, 5, 2, "3 and 2 columns")],
+        "sizes": [of(7, 3, "3, 3 and 1 columns"), of(5, 2, "3 and 2 columns")],
     }
 
 
@@ -152,3 +157,38 @@ SEQUENCE = Exercise(
     uses=("05.1",),
 )
 EXERCISES = (COLUMN, ROW, ATTENTION, VOCAB, SEQUENCE)
+
+
+# ---- variants, for instructors to draw: other tasks under the same number --------------------------------------------
+
+
+def draw_all_seen(rng: random.Random) -> Mapping[str, Sequence[Case]]:
+    return {
+        "basic": [heads.draw(rng, 6, 3, causal=False), heads.draw(rng, 4, 2, causal=False)],
+        "refused": [heads.draw(rng, 6, 4)],
+    }
+
+
+def draw_sums(rng: random.Random) -> Mapping[str, Sequence[Case]]:
+    return draw_vocab(rng, "sum")
+
+
+VARIANTS = {
+    each.id: each
+    for each in (
+        replace(
+            ATTENTION,
+            id="05.3-all",
+            task="attention(comm, x, qkv, out, heads): attention in which every token sees all, also those after it; "
+            "each rank computes its own heads.",
+            draw=draw_all_seen,
+        ),
+        replace(
+            VOCAB,
+            id="05.4-sum",
+            task=f"{VOCAB.task} The sum of the losses of the targets that count, not their mean.",
+            draw=draw_sums,
+        ),
+    )
+}
+"""To use one, assign it to a name in a private folder's checks: `VOCAB = ps05.VARIANTS["05.4-sum"]`."""

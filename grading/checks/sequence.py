@@ -66,7 +66,7 @@ def _known(
             "adds while it cuts.",
         ),
         Known(
-            "averages-parts",
+            "mean-for-sum",
             "y",
             lambda r: whole["y"][cuts[r]] / ranks,
             'The parts were averaged. Each is of other features, so they add up: op="sum".',
@@ -85,7 +85,7 @@ def _known(
             "the gradients of all ranks are added when they are cut: backward of an all-gather is a reduce-scatter.",
         ),
         Known(
-            "averages-parts",
+            "mean-for-sum",
             "x",
             lambda r: right[r]["x"] / ranks,
             'The parts were averaged. Each comes from other features, so they add up: op="sum".',
@@ -101,7 +101,7 @@ def _known(
                 "the whole output: backward of a reduce-scatter is an all-gather.",
             ),
             Known(
-                "averages-parts",
+                "mean-for-sum",
                 name,
                 lambda r, name=name: right[r][name] / ranks,
                 "n times too small. Each rank's features are its own, and their gradient is complete.",
@@ -110,14 +110,14 @@ def _known(
     for name in ("gain", "shift"):
         found += [
             Known(
-                "norms-stay-local",
+                "norm-gradients-local",
                 name,
                 lambda r, name=name: norms[r][name],
                 "Only this rank's tokens are in it. The norm's weights are the same on all ranks, and each uses them "
                 "for other tokens: their gradients have to be added up, or the copies drift apart.",
             ),
             Known(
-                "averages-parts",
+                "mean-for-sum",
                 name,
                 lambda r, name=name: whole[name] / ranks,
                 'The parts were averaged. Each is of other tokens, so they add up: op="sum".',

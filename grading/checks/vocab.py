@@ -147,13 +147,13 @@ def _known_gradients(
     lost = "Comm's calls are data to autograd: sum_ranks is the sum that gradients come back through."
     return [
         Known(
-            "not-differentiable",
+            "backward-follows",
             "logits",
             lambda r: -hot[:, parts[r]],
             f"The softmax is missing in it: no gradient came back through the sum of the exponentials. {lost}",
         ),
         Known(
-            "not-differentiable",
+            "backward-follows",
             "logits",
             lambda r: softmax[:, parts[r]],
             f"The target's -1 is missing in it: no gradient came back through the target's logit. {lost}",
@@ -175,7 +175,7 @@ def survives(case: Case, run: Run) -> Finding | None:
     found = wrong_value(case, run, "y")
     if found is not None and found.mistake == "wrong-values":
         why = (
-            "exp of a large number is infinite: subtract the largest logit of the token first, of the whole vocabulary. "
+            "exp of a large number is infinite: subtract the token's largest logit first, of the whole vocabulary. "
             "The softmax stays the same, and no exponent is above 0."
         )
         return Finding(why, "exp-overflows", found.label, found.rank, found.expected, found.got)
@@ -205,7 +205,7 @@ def few_numbers(case: Case, run: Run) -> Finding | None:
         if gathers or own * 2 < max(part.elements for part in parts):
             mistake = "gathers-the-logits"
             why = (
-                "The logits travelled. They are by far the largest tensor here, and each rank can do its part "
+                "The logits travelled. They are by far the largest tensor here. Each rank can do its part "
                 "with its own columns: what others need of it is one number for each token."
             )
         else:

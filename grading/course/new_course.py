@@ -32,6 +32,16 @@ late_penalty = 0.1  # share of the points taken off for each day begun
 test_attempts = 3
 late_days = 2
 late_penalty = 0.1
+
+[assignments.ps04]
+test_attempts = 3
+late_days = 2
+late_penalty = 0.1
+
+[assignments.ps05]
+test_attempts = 3
+late_days = 2
+late_penalty = 0.1
 """,
     "roster.csv": "id,first_name,last_name,email,also\n",
     "extensions.csv": "learner,assignment,days,reason\n",

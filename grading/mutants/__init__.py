@@ -1,6 +1,7 @@
 """Wrong solutions that learners write, each with the criterion that it must lose and the mistake that is made.
 
-A mutant is a function under `@mutant` in ps02/*.py or ps03/*.py. It is judged like a learner's answer.
+A mutant is a function under `@mutant` in a file of its assignment, ps02/*.py and so on. It is judged like a learner's
+answer.
 """
 
 import importlib

@@ -107,7 +107,7 @@ class ThroughGrader(md.Transport):
             return self.wait(self._number), None
         self._collective("all_gather", data)
         sizes, whole = self.wait(self._number)
-        return sizes, whole
+        return sizes, whole.clone()  # memory that can be resized, as of any tensor
 
     def swap(self, counts: list[int], device: torch.device) -> list[int]:
         raise NotImplementedError("in these ranks all_to_all takes no sizes")

@@ -26,8 +26,13 @@ from grading.ranks.host import RankHost
 from grading.report import Report
 
 ROOT = Path(grading.__file__).parent
-SOURCES = {"02": "ps02_collectives", "03": "ps03_data_parallelism"}
-IDS = ["02.1", "02.2", "02.3", "02.4", "03.1", "03.2", "03.3", "03.4"]
+SOURCES = {
+    "02": "ps02_collectives",
+    "03": "ps03_data_parallelism",
+    "04": "ps04_zero",
+    "05": "ps05_tensor_parallelism",
+}
+IDS = [f"{number}.{i}" for number, most in (("02", 4), ("03", 4), ("04", 4), ("05", 5)) for i in range(1, most + 1)]
 
 
 @pytest.fixture(scope="module")
@@ -296,6 +301,210 @@ def test_variants(host: RankHost):
     assert points("02.3-next", solutions()["reduce_scatter"])[0] == 0
 
 
+def test_variants_of_zero(host: RankHost):
+    from grading.checks.ps04 import VARIANTS
+
+    def nesterov(comm, weight, grad, momentum, lr, mu):
+        mine = weight[md.partition(len(weight), comm.size)[comm.rank]]
+        mean = comm.reduce_scatter(grad, op="mean")
+        momentum *= mu
+        momentum += mean
+        weight.copy_(comm.all_gather(mine - lr * (mean + mu * momentum)))
+
+    def keeps_the_last(comm, layers, shards, x, loss_gradient):
+        inputs, grads = [x], []
+        for layer, shard in zip(layers, shards, strict=True):
+            weight = comm.all_gather(shard)
+            inputs.append(layer.forward(weight, inputs[-1]))
+        grad = loss_gradient(inputs.pop())
+        for layer, shard in zip(reversed(layers), reversed(shards), strict=True):
+            weight = comm.all_gather(shard) if grads else weight
+            grad, of_weight = layer.backward(weight, inputs.pop(), grad)
+            grads.append(comm.reduce_scatter(of_weight, op="mean"))
+            del of_weight
+        return grads[::-1]
+
+    def points(variant: str, function: Any) -> tuple[int, int]:
+        exercise = VARIANTS[variant]
+        report = judge(exercise, {exercise.function: pack(function)}, host)
+        return report.points, report.most
+
+    assert points("04.1-nesterov", nesterov) == (9, 9)
+    assert points("04.1-nesterov", solutions()["stage1_step"]) == (0, 9)
+    assert points("04.3-last", keeps_the_last) == (11, 11)
+    assert points("04.3-last", solutions()["stage3_gradients"]) == (10, 11)
+
+
+def test_variants_of_tensor_parallelism(host: RankHost):
+    from grading.checks.ps05 import VARIANTS
+
+    reference = solutions()
+
+    def everyone_sees(comm, x, qkv, out, heads):
+        if heads % comm.size:
+            raise ValueError(f"{heads} heads, {comm.size} ranks")
+        size, own = x.shape[-1] // heads, md.partition(heads, comm.size)[comm.rank]
+        mine = slice(own.start * size, own.stop * size)
+        parts = column(comm, x, torch.cat([third[mine] for third in qkv.chunk(3)])).chunk(3, dim=-1)  # noqa: F821
+        y = F.scaled_dot_product_attention(*(part.unflatten(-1, (-1, size)).transpose(1, 2) for part in parts))
+        return row(comm, y.transpose(1, 2).flatten(2), out[:, mine])  # noqa: F821
+
+    def adds_up(comm, logits, targets, vocab):
+        return vocab_loss(comm, logits, targets, vocab) * (targets != -100).sum()
+
+    vocab_loss = reference["vocab_loss"]
+
+    def points(variant: str, function: Any) -> tuple[int, int]:
+        exercise = VARIANTS[variant]
+        report = judge(exercise, {exercise.function: pack(function)}, host)
+        return report.points, report.most
+
+    assert points("05.3-all", everyone_sees) == (8, 8)
+    assert points("05.3-all", reference["attention"]) == (0, 8)
+    assert points("05.4-sum", adds_up) == (11, 11)
+    assert points("05.4-sum", reference["vocab_loss"]) == (0, 11)
+
+
+def test_oracles_of_norms_and_losses(host: RankHost):
+    """Cases worked out by hand: what the checks take to be right."""
+    from grading.checks import linear, norm, vocab
+
+    three, four, twelve = (torch.tensor([x]) for x in (3.0, 4.0, 12.0))
+    assert norm.right([[three], [four]], []) == 5
+    assert norm.right([[three], [four]], [twelve]) == 13
+    weight = {"weight": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "bias": torch.tensor([10.0, 20.0])}
+    assert linear._linear(torch.ones(2), **weight).tolist() == [13, 27]
+    logits = torch.tensor([[0.1, 0.2, 0.3, 0.4, 0.5]], dtype=torch.float64)
+    assert vocab.loss(logits, torch.tensor([4])).item() == pytest.approx(1.419416, abs=1e-6)
+    large = torch.arange(1000.0, 1005.0, dtype=torch.float64)[None]
+    assert vocab.loss(large, torch.tensor([4])).item() == pytest.approx(0.4519, abs=1e-4)
+    assert vocab.loss(logits, torch.tensor([-100])).item() == 0
+
+
+def test_other_right_answers_earn_everything(host: RankHost):
+    def prefetches(comm, layers, shards, x, loss_gradient):
+        """The next weight is on its way while a layer is computed, and so is the last gradient."""
+        sizes = [comm.lengths(len(shard)) for shard in shards]
+
+        def begin(i):
+            return comm.all_gather(shards[i], sizes[i], async_op=True) if 0 <= i < len(shards) else None
+
+        inputs, grads, leaving, handle = [x], [], None, begin(0)
+        for i, layer in enumerate(layers):
+            weight, handle = handle.wait(), begin(i + 1)
+            inputs.append(layer.forward(weight, inputs[-1]))
+        grad, handle = loss_gradient(inputs.pop()), begin(len(layers) - 1)
+        for i in reversed(range(len(layers))):
+            weight, handle = handle.wait(), begin(i - 1)
+            grad, of_weight = layers[i].backward(weight, inputs.pop(), grad)
+            grads += [leaving.wait()] if leaving else []
+            leaving = comm.reduce_scatter(of_weight, op="mean", async_op=True)
+            del of_weight
+        return [leaving.wait(), *grads[::-1]]
+
+    def empties_storages(comm, layers, shards, x, loss_gradient):
+        """Names stay, memory goes."""
+        inputs, grads, weights = [x], [], []
+        for layer, shard in zip(layers, shards, strict=True):
+            weights.append(comm.all_gather(shard))
+            inputs.append(layer.forward(weights[-1], inputs[-1]))
+            weights[-1].untyped_storage().resize_(0)
+        grad = loss_gradient(inputs.pop())
+        for layer, shard in zip(reversed(layers), reversed(shards), strict=True):
+            weights.append(comm.all_gather(shard))
+            grad, of_weight = layer.backward(weights[-1], inputs.pop(), grad)
+            grads.insert(0, comm.reduce_scatter(of_weight, op="mean"))
+            for full in (weights[-1], of_weight):
+                full.untyped_storage().resize_(0)
+        return grads
+
+    def waits_a_layer_later(module, comm, shards):
+        """As in a backward pass that overlaps: one reduce-scatter is under way."""
+        parameters = list(module.parameters())
+        waiting, under_way = list(range(len(parameters))), []
+
+        def take():
+            i, handle = under_way.pop()
+            shards[i] += handle.wait()
+
+        def send():
+            i = waiting.pop()
+            grad = torch.zeros_like(parameters[i]) if parameters[i].grad is None else parameters[i].grad
+            parameters[i].grad = None
+            if under_way:
+                take()
+            under_way.append((i, comm.reduce_scatter(grad.flatten(), op="mean", async_op=True)))
+
+        def hook(parameter):
+            while parameter.grad is not None:
+                send()
+
+        def finish():
+            while waiting:
+                send()
+            take()
+            waiting.extend(range(len(parameters)))
+
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(hook)
+        return finish
+
+    def one_function(comm, x, weight, bias=None):
+        class Column(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, weight, bias):
+                ctx.save_for_backward(x, weight)
+                return F.linear(x, weight, bias)
+
+            @staticmethod
+            def backward(ctx, grad):
+                x, weight = ctx.saved_tensors
+                rows = grad.flatten(0, -2)
+                return comm.all_reduce(grad @ weight), rows.T @ x.flatten(0, -2), rows.sum(0)
+
+        return Column.apply(x, weight, bias)
+
+    def by_hand(comm, logits, targets, vocab):
+        """A softmax that is its own backward, one message for two sums."""
+
+        class Loss(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, logits):
+                part = md.partition(vocab, comm.size)[comm.rank]
+                most = comm.all_reduce(logits.amax(-1), op="max")
+                exps = (logits - most[:, None]).exp()
+                hot = (targets[:, None] == torch.arange(part.start, part.stop)).to(logits.dtype)
+                both = comm.all_reduce(torch.stack([exps.sum(-1), (hot * (logits - most[:, None])).sum(-1)]))
+                valid = targets != -100
+                count = valid.sum().clamp(min=1)
+                ctx.save_for_backward((exps / both[0, :, None] - hot) * valid[:, None] / count)
+                return ((both[0].log() - both[1]) * valid).sum() / count
+
+            @staticmethod
+            def backward(ctx, grad):
+                return grad * ctx.saved_tensors[0]
+
+        return Loss.apply(logits)
+
+    for exercise, function in (
+        ("04.3", prefetches),
+        ("04.3", empties_storages),
+        ("04.2", waits_a_layer_later),
+        ("05.1", one_function),
+        ("05.4", by_hand),
+    ):
+        report = judged(host, exercise, function)
+        assert report.passed, (function, report.text())
+
+
+def test_what_a_check_defines_is_not_shown_as_the_learners_lines(host: RankHost):
+    shard = next(m for m in mutants("ps04") if m.mistake == "shard-for-whole")
+    text = judged(host, "04.3", shard.function).text()
+    assert "line" in text
+    assert "of computes_with_the_shard" in text
+    assert "Layer." not in text
+
+
 # ---- exercises as data -----------------------------------------------------------------------------------------------
 
 
@@ -385,4 +594,7 @@ def test_the_sources_say_the_points_and_check_every_exercise():
             assert re.search(rf"^# ## {exercise.id} .*\({exercise.points} points\)$", source, flags=re.MULTILINE)
             assert f'\ncheck("{exercise.id}")\n' in source
             assert f"def {exercise.function}(" in source
-        assert source.count("### BEGIN SOLUTION") == source.count("### END SOLUTION") == 4
+        cells = re.split(r"^# %%.*$", source, flags=re.MULTILINE)
+        asked = sum(each.startswith(number) for each in IDS)
+        assert sum("### BEGIN SOLUTION" in cell for cell in cells) == asked
+        assert source.count("### BEGIN SOLUTION") == source.count("### END SOLUTION")

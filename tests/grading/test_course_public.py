@@ -1,4 +1,4 @@
-"""Both public assignments, released, handed in and graded as in a course: references, empty ones, and mutants."""
+"""The public assignments, released, handed in and graded as in a course: references, empty ones, and mutants."""
 
 import ast
 import inspect
@@ -21,7 +21,12 @@ from grading.course.release import release
 from grading.course.settings import Course, load
 from grading.mutants import Mutant, mutants
 
-ASSIGNMENTS = {"ps02": "ps02_collectives", "ps03": "ps03_data_parallelism"}
+ASSIGNMENTS = {
+    "ps02": "ps02_collectives",
+    "ps03": "ps03_data_parallelism",
+    "ps04": "ps04_zero",
+    "ps05": "ps05_tensor_parallelism",
+}
 MUTANTS = 4
 """So many submissions consist of mutants only: each exercise is answered by one of its own, another one in each."""
 
@@ -51,6 +56,7 @@ def source_of(mutant: Mutant) -> str:
     tree = ast.parse(inspect.getsource(inspect.getmodule(mutant.function)))  # type: ignore[arg-type]
     name, body = mutant.function.__name__, []
     others = {find(exercise).function for exercise in exercises()} - {name}
+    others |= {given for exercise in exercises() for given in find(exercise).given}
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and node.module == "grading.mutants":
             continue

@@ -91,17 +91,17 @@ def _all_first(comm, layers, shards, x, loss_gradient, forward=True, backward=Tr
     return found[::-1]
 
 
-@mutant("04.3", "gathers late", "gathers-everything-first")
+@mutant("04.3", "gathers late", "whole-model-gathered")
 def gathers_all_before_each_pass(comm, layers, shards, x, loss_gradient):
     return _all_first(comm, layers, shards, x, loss_gradient)
 
 
-@mutant("04.3", "gathers late", "gathers-everything-first")
+@mutant("04.3", "gathers late", "whole-model-gathered")
 def gathers_all_before_the_forward_pass(comm, layers, shards, x, loss_gradient):
     return _all_first(comm, layers, shards, x, loss_gradient, backward=False)
 
 
-@mutant("04.3", "gathers late", "gathers-everything-first")
+@mutant("04.3", "gathers late", "whole-model-gathered")
 def gathers_all_before_the_backward_pass(comm, layers, shards, x, loss_gradient):
     return _all_first(comm, layers, shards, x, loss_gradient, forward=False)
 
@@ -109,12 +109,12 @@ def gathers_all_before_the_backward_pass(comm, layers, shards, x, loss_gradient)
 # ---- releases --------------------------------------------------------------------------------------------------------
 
 
-@mutant("04.3", "releases", "keeps-what-it-gathered")
+@mutant("04.3", "releases", "released-once")
 def keeps_a_list_of_weights(comm, layers, shards, x, loss_gradient):
     return _step(comm, layers, shards, x, loss_gradient, keep=[])
 
 
-@mutant("04.3", "releases", "keeps-what-it-gathered")
+@mutant("04.3", "releases", "released-once")
 def uses_the_weights_of_the_forward_pass(comm, layers, shards, x, loss_gradient):
     inputs, weights = [x], []
     for layer, shard in zip(layers, shards, strict=True):
@@ -128,7 +128,7 @@ def uses_the_weights_of_the_forward_pass(comm, layers, shards, x, loss_gradient)
     return found[::-1]
 
 
-@mutant("04.3", "releases", "keeps-what-it-gathered")
+@mutant("04.3", "releases", "released-once")
 def keeps_copies_of_the_weights(comm, layers, shards, x, loss_gradient):
     known = {}
 

@@ -46,12 +46,12 @@ def leaves_it_to_autograd(comm, x, weight, bias=None):
     return F.linear(x, weight, bias)
 
 
-@mutant("05.1", "input gradient", "averages-parts")
+@mutant("05.1", "input gradient", "mean-for-sum")
 def averages_the_parts(comm, x, weight, bias=None):
     return F.linear(_Copy.apply(x, comm, lambda comm, grad: comm.all_reduce(grad.clone(), op="mean")), weight, bias)
 
 
-@mutant("05.1", "input gradient", "not-differentiable")
+@mutant("05.1", "input gradient", "backward-follows")
 def returns_nothing_in_backward(comm, x, weight, bias=None):
     return F.linear(_Copy.apply(x, comm, lambda comm, grad: None), weight, bias)
 
@@ -59,17 +59,17 @@ def returns_nothing_in_backward(comm, x, weight, bias=None):
 # ---- weight gradient -------------------------------------------------------------------------------------------------
 
 
-@mutant("05.1", "weight gradient", "sums-the-shards")
+@mutant("05.1", "weight gradient", "own-slice-is-a-part")
 def copies_the_weight_too(comm, x, weight, bias=None):
     return F.linear(_Copy.apply(x, comm), _Copy.apply(weight, comm), bias)
 
 
-@mutant("05.1", "weight gradient", "sums-the-shards")
+@mutant("05.1", "weight gradient", "own-slice-is-a-part")
 def copies_the_bias_too(comm, x, weight, bias=None):
     return F.linear(_Copy.apply(x, comm), weight, bias if bias is None else _Copy.apply(bias, comm))
 
 
-@mutant("05.1", "weight gradient", "sums-the-shards")
+@mutant("05.1", "weight gradient", "own-slice-is-a-part")
 def averages_the_weight_as_data_parallelism_does(comm, x, weight, bias=None):
     def mean(comm, grad):
         return comm.all_reduce(grad.clone(), op="mean")
@@ -77,7 +77,7 @@ def averages_the_weight_as_data_parallelism_does(comm, x, weight, bias=None):
     return F.linear(_Copy.apply(x, comm), _Copy.apply(weight, comm, mean), bias)
 
 
-@mutant("05.1", "weight gradient", "not-differentiable")
+@mutant("05.1", "weight gradient", "backward-follows")
 def multiplies_with_the_data_of_the_weight(comm, x, weight, bias=None):
     return F.linear(_Copy.apply(x, comm), weight.data, bias)
 

@@ -116,7 +116,7 @@ def sums_once_more(comm, x, qkv, out, heads):
     return _attention(comm, _Sum.apply(x, comm), qkv, out, heads)
 
 
-@mutant("05.3", "gradients", "not-differentiable")
+@mutant("05.3", "gradients", "backward-follows")
 def takes_the_data_of_the_weight(comm, x, qkv, out, heads):
     return _attention(comm, x, qkv.data, out, heads)
 

@@ -36,7 +36,7 @@ def keeps_its_part(comm, x, weight, bias=None):
     return F.linear(x, weight, bias)
 
 
-@mutant("05.2", "basic", "averages-parts")
+@mutant("05.2", "basic", "mean-for-sum")
 def averages_the_parts(comm, x, weight, bias=None):
     return _row(comm, x, weight, bias, sums=lambda comm, x: comm.all_reduce(x.clone(), op="mean"))
 
@@ -49,7 +49,7 @@ def adds_before_it_multiplies(comm, x, weight, bias=None):
 # ---- bias once -------------------------------------------------------------------------------------------------------
 
 
-@mutant("05.2", "bias once", "bias-on-every-rank")
+@mutant("05.2", "bias once", "bias-on-each-rank")
 def adds_the_bias_to_each_part(comm, x, weight, bias=None):
     return _Sum.apply(F.linear(x, weight, bias), comm)
 
@@ -72,13 +72,13 @@ def sums_backward_as_well(comm, x, weight, bias=None):
     return _row(comm, x, weight, bias, sums=_sum, back=_sum)
 
 
-@mutant("05.2", "gradients", "not-differentiable")
+@mutant("05.2", "gradients", "backward-follows")
 def calls_comm_from_the_graph(comm, x, weight, bias=None):
     y = comm.all_reduce(F.linear(x, weight))
     return y if bias is None else y + bias
 
 
-@mutant("05.2", "gradients", "averages-parts")
+@mutant("05.2", "gradients", "mean-for-sum")
 def divides_the_gradient(comm, x, weight, bias=None):
     return _row(comm, x, weight, bias, sums=_sum, back=lambda comm, grad: grad / comm.size)
 

@@ -64,7 +64,7 @@ def cuts_its_own_part(comm, x, gain, shift, up, down):
     return _mlp(comm, x, gain, shift, up, down, scatter=_own)
 
 
-@mutant("05.5", "basic", "averages-parts")
+@mutant("05.5", "basic", "mean-for-sum")
 def averages_the_parts(comm, x, gain, shift, up, down):
     return _mlp(comm, x, gain, shift, up, down, scatter=lambda comm, x: comm.reduce_scatter(x, op="mean"))
 
@@ -82,7 +82,7 @@ def cuts_the_gradient(comm, x, gain, shift, up, down):
     return _mlp(comm, x, gain, shift, up, down, gather_back=_own)
 
 
-@mutant("05.5", "gradients", "averages-parts")
+@mutant("05.5", "gradients", "mean-for-sum")
 def averages_the_gradient(comm, x, gain, shift, up, down):
     return _mlp(comm, x, gain, shift, up, down, gather_back=lambda comm, grad: comm.reduce_scatter(grad, op="mean"))
 
@@ -117,17 +117,17 @@ class _Mean(torch.autograd.Function):
         return ctx.comm.all_reduce(total) if ctx.op == "twice" else total, None, None
 
 
-@mutant("05.5", "norm gradients", "norms-stay-local")
+@mutant("05.5", "norm gradients", "norm-gradients-local")
 def leaves_the_norm_alone(comm, x, gain, shift, up, down):
     return _mlp(comm, x, gain, shift, up, down, of_gain=_as_it_is, of_shift=_as_it_is)
 
 
-@mutant("05.5", "norm gradients", "norms-stay-local")
+@mutant("05.5", "norm gradients", "norm-gradients-local")
 def forgets_the_shift(comm, x, gain, shift, up, down):
     return _mlp(comm, x, gain, shift, up, down, of_shift=_as_it_is)
 
 
-@mutant("05.5", "norm gradients", "averages-parts")
+@mutant("05.5", "norm gradients", "mean-for-sum")
 def averages_as_data_parallelism_does(comm, x, gain, shift, up, down):
     def mean(comm, x):
         return _Mean.apply(x, comm, "mean")

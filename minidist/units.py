@@ -20,16 +20,23 @@ class Unit:
         self.in_backward = False  # this backward pass has reached it
         self.launched = False  # its gradients are being reduced, or have been
 
+    def waiting(self) -> int:
+        """How many gradients this backward pass has not brought yet."""
+        return sum(len(flat.waiting) for flat in self.flats)
+
     def start_unshard(self) -> None:
+        """Begin to gather its parameters."""
         for flat in self.flats:
             flat.start_unshard()
 
     def unshard(self) -> None:
+        """Its parameters are here."""
         self.start_unshard()
         for flat in self.flats:
             flat.unshard()
 
     def reshard(self) -> None:
+        """Free its parameters."""
         for flat in self.flats:
             flat.reshard()
 

@@ -122,6 +122,9 @@ class Zero(nn.Module):
         self._backward = False  # a backward pass is under way
         self._accumulating = False  # inside no_sync
         self._keep = False  # since no_sync(reshard=False), until a backward pass outside begins
+        self._ahead: list[
+            tuple[Unit, Unit]
+        ] = []  # while the backward pass is in the first, the second is to be gathered
         self._pending: list[Unit] = []  # units whose gradients are being reduced
         self._register_hooks()
 
@@ -227,18 +230,29 @@ class Zero(nn.Module):
         for later in reversed(self._order[at + 1 :]):
             if later.in_backward:
                 self._launch(later)
-        unit.start_unshard()
-        for previous in self._order[max(at - 1, 0) : at]:
-            previous.start_unshard()
         unit.unshard()
         unit.in_backward = True
+        self._ahead = [(unit, previous) for previous in self._order[max(at - 1, 0) : at]]
+        if unit is self._root or not unit.waiting():
+            self._send_for_next(unit)
 
     def _on_gradient(self, unit: Unit, flat: Flat, i: int, _parameter: Tensor) -> None:
         """Autograd has a parameter's gradient."""
         self._begin()
         flat.deliver(i)
+        if 2 * unit.waiting() <= sum(len(flat.parameters) for flat in unit.flats if flat.trained):
+            self._send_for_next(unit)
         if self.stage < 3 and not self._accumulating:
             self._launch_complete()
+
+    def _send_for_next(self, unit: Unit) -> None:
+        """Gather the block that the backward pass comes to after this one.
+
+        Not at once: a layer's backward pass needs most memory at its beginning, and half of it is time enough.
+        """
+        for _, previous in [pair for pair in self._ahead if pair[0] is unit]:
+            previous.start_unshard()
+            self._ahead = []
 
     def _begin(self) -> None:
         """The first sign of a backward pass: have autograd call `_finish` at its end."""
@@ -251,7 +265,7 @@ class Zero(nn.Module):
     def _launch_complete(self) -> None:
         """Stages 0 to 2: reduce units in one order on all ranks, as far as their gradients are complete."""
         for unit in self._backward_order():
-            if any(flat.waiting for flat in unit.flats):
+            if unit.waiting():
                 return
             self._launch(unit)
 
@@ -290,7 +304,7 @@ class Zero(nn.Module):
         self.synced = not self._accumulating or self.stage >= 2
 
     def _reset(self) -> None:
-        self._pending, self._backward = [], False
+        self._pending, self._ahead, self._backward = [], [], False
         for unit in self._units:
             unit.launched = unit.in_backward = False
             for flat in unit.flats:

@@ -422,7 +422,7 @@ def held_over_time(world, stage):
     z = md.Zero(model, world, stage)
     for block in model.blocks:
         block.mlp.register_forward_hook(lambda *_: held.append(z.memory()["params"]))
-        block.mlp.register_full_backward_hook(lambda *_: held.append(z.memory()["params"]))
+        block.attn.register_full_backward_hook(lambda *_: held.append(z.memory()["params"]))
     tokens, targets = text.batch(0, world.rank, world.size)
     md.token_loss(z(tokens), targets, world).backward()
     return held
@@ -430,9 +430,8 @@ def held_over_time(world, stage):
 
 LAYER = sum(p.nbytes for p in md.GPT(DEEP).blocks[0].parameters())
 ROOT = sum(p.nbytes for p in md.GPT(DEEP).parameters()) - 8 * LAYER
-gathered = [
-    1 if moment in (7, 15) else 2 for moment in range(16)
-]  # the last layer of a pass has no next one
+# the last layer of a pass has no next one
+gathered = [1 if moment in (7, 15) else 2 for moment in range(16)]
 held = {f"stage {stage}": md.launch(held_over_time, ranks=4, args=(stage,))[0] for stage in (2, 3)}
 viz.curves(
     range(16),
@@ -449,9 +448,10 @@ viz.curves(
 # %% [markdown]
 # ### Prefetch
 #
-# If a layer were gathered when it is needed, the chip would wait for it each time. So the next layer is asked for when a
-# layer begins: it travels while that one computes. Now on a *paced* cluster, as in lesson 03: messages and layers are
-# real, and take the time that they would take there. The parts:
+# If a layer were gathered when it is needed, the chip would wait for it each time. So the next layer is asked for early,
+# when a layer begins (in the backward pass: when half of it is over), and travels while that one computes. Now on a
+# *paced* cluster, as in lesson 03: messages and layers are real, and take the time that they would take there. The
+# parts:
 
 # %% tags=["parts-of-a-sharded-step"]
 LINK = md.Link(alpha_s=1e-3, bytes_per_s=12.5e6)
@@ -479,22 +479,12 @@ predict("prefetch-forward-here")
 
 
 # %% tags=["prefetch-run"]
-class Shell(torch.nn.Module):
-    """A layer in a shell: ZeRO gathers around the shell, the time is taken of the layer inside."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, *inputs):
-        return self.layer(*inputs)
-
-
 def paced_model(world):
+    """Half of a layer's time passes in its feed-forward part, half in its attention."""
     model = md.GPT(DEEP, seed=0)
     for i, block in enumerate(model.blocks):
-        md.name_layer(f"{i}", block, world, forward_s=FORWARD_S, backward_s=BACKWARD_S)
-        model.blocks[i] = Shell(block)
+        for part in (block.attn.q, block.mlp):
+            md.name_layer(f"{i}", part, world, FORWARD_S / 2, BACKWARD_S / 2)
     return model
 
 

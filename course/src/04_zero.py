@@ -127,8 +127,8 @@ for stage in range(4):
     )
 
 # %% [markdown]
-# One class does all four stages. `step` is the end of a training step: the optimizer updates what this rank owns, and
-# every rank gets what it keeps. Stages 1 and 2 are there, in one line each; you build them in assignment ps04.
+# One class does all four stages. Here is the end of its training step: the optimizer updates what this rank owns, then
+# every rank gets what it keeps. You build stages 1 and 2 in assignment ps04.
 
 # %% tags=["code-step"]
 viz.show(md.Zero, "step", "zero_grad", folded="exercises 04.1 and 04.2 ask for this")
@@ -259,14 +259,21 @@ def peak_by_stage(world):
     tokens, targets = text.batch(0, world.rank, world.size)
     found = []
     for stage in range(4):
-        peaks = []
+        z = md.Zero(md.GPT(DEEP, seed=0), world, stage, adamw)
+
+        def step(sequences, z=z):
+            z.zero_grad()
+            md.token_loss(z(tokens[:sequences]), targets[:sequences], world).backward()
+            z.step()
+
+        step(1)  # the first one also makes the moments
+        sizes = [sum(z.memory()[state] for state in STATES)]
         for sequences in (1, 8):
-            z = md.Zero(md.GPT(DEEP, seed=0), world, stage, adamw)
+            z.peak.reset()
             with z.peak:
-                md.token_loss(z(tokens[:sequences]), targets[:sequences], world).backward()
-                z.step()
-            peaks.append(z.memory()["peak"])
-        found.append((sum(z.memory()[state] for state in STATES), *peaks))
+                step(sequences)
+            sizes.append(z.memory()["peak"])
+        found.append(sizes)
     return found
 
 
@@ -415,7 +422,7 @@ def held_over_time(world, stage):
     z = md.Zero(model, world, stage)
     for block in model.blocks:
         block.mlp.register_forward_hook(lambda *_: held.append(z.memory()["params"]))
-        block.mlp.register_full_backward_hook(lambda *_: held.append(z.memory()["params"]))
+        block.attn.register_full_backward_hook(lambda *_: held.append(z.memory()["params"]))
     tokens, targets = text.batch(0, world.rank, world.size)
     md.token_loss(z(tokens), targets, world).backward()
     return held
@@ -423,9 +430,8 @@ def held_over_time(world, stage):
 
 LAYER = sum(p.nbytes for p in md.GPT(DEEP).blocks[0].parameters())
 ROOT = sum(p.nbytes for p in md.GPT(DEEP).parameters()) - 8 * LAYER
-gathered = [
-    1 if moment in (7, 15) else 2 for moment in range(16)
-]  # the last layer of a pass has no next one
+# the last layer of a pass has no next one
+gathered = [1 if moment in (7, 15) else 2 for moment in range(16)]
 held = {f"stage {stage}": md.launch(held_over_time, ranks=4, args=(stage,))[0] for stage in (2, 3)}
 viz.curves(
     range(16),
@@ -442,9 +448,10 @@ viz.curves(
 # %% [markdown]
 # ### Prefetch
 #
-# If a layer were gathered when it is needed, the chip would wait for it each time. So the next layer is asked for when a
-# layer begins: it travels while that one computes. Now on a *paced* cluster, as in lesson 03: messages and layers are
-# real, and take the time that they would take there. The parts:
+# If a layer were gathered when it is needed, the chip would wait for it each time. So the next layer is asked for early,
+# when a layer begins (in the backward pass: when half of it is over), and travels while that one computes. Now on a
+# *paced* cluster, as in lesson 03: messages and layers are real, and take the time that they would take there. The
+# parts:
 
 # %% tags=["parts-of-a-sharded-step"]
 LINK = md.Link(alpha_s=1e-3, bytes_per_s=12.5e6)
@@ -472,22 +479,12 @@ predict("prefetch-forward-here")
 
 
 # %% tags=["prefetch-run"]
-class Shell(torch.nn.Module):
-    """A layer in a shell: ZeRO gathers around the shell, the time is taken of the layer inside."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, *inputs):
-        return self.layer(*inputs)
-
-
 def paced_model(world):
+    """Half of a layer's time passes in its feed-forward part, half in its attention."""
     model = md.GPT(DEEP, seed=0)
     for i, block in enumerate(model.blocks):
-        md.name_layer(f"{i}", block, world, forward_s=FORWARD_S, backward_s=BACKWARD_S)
-        model.blocks[i] = Shell(block)
+        for part in (block.attn.q, block.mlp):
+            md.name_layer(f"{i}", part, world, FORWARD_S / 2, BACKWARD_S / 2)
     return model
 
 
@@ -642,8 +639,7 @@ viz.curves(
 
 # %% [markdown]
 # Over a slow link stage 3 pays for its third unit. Over a fast one it is as quick as stage 2 or quicker: its gathering
-# hides behind layers, while stage 2 gathers at the end of the step, where nothing computes. (PyTorch's and DeepSpeed's
-# stages 1 and 2 do so too, unless told to overlap it with the next forward pass.)
+# hides behind layers, while stage 2 here gathers at the end of the step, where nothing computes.
 #
 # ## Sitting 3: Precision, machines, saving (25 minutes)
 #
@@ -721,8 +717,8 @@ for stage in range(4):
 # %% [markdown]
 # ### Hybrid sharding
 #
-# Links inside a machine are ten to twenty times as fast as those between machines. Cut over all ranks, each gathering
-# is as slow as the slowest of them. **Hybrid sharding** cuts over the ranks of one machine, and keeps a replica in each:
+# Links inside a machine are about ten times as fast as those between machines, or more. Cut over all ranks, each
+# gathering is as slow as the slowest of them. **Hybrid sharding** cuts over the ranks of one machine, and keeps a replica in each:
 # gathering stays inside, and only the slices of gradients are summed between machines. It costs memory. Two machines of
 # two, paced:
 
@@ -898,7 +894,7 @@ card("saved-by-rank-0")
 #   alone, computing on the tokens of a rank: a small batch on each rank, or a link between machines, is where stage 3
 #   waits. The lowest stage that fits sends least and in the fewest messages.
 # - **What breaks?** One layer has to fit on a chip together with its activations, since every rank computes whole layers.
-#   And more ranks make slices smaller, not the peak: gathered layers and activations stay.
+#   And more ranks make only the slices smaller: gathered layers and activations stay as large as they are.
 # - **What then?** If one layer, or its activations, are too large, cut the layer itself: each rank computes a part of
 #   every product, and nothing has to be gathered. That is tensor parallelism, lesson 05.
 

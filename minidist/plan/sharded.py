@@ -40,8 +40,9 @@ def sharded_step(
     belongs to no layer (embedding, last norm, head); it takes no time to compute and stays gathered through a pass.
     gather_s, reduce_s: bytes of a layer -> seconds of its all-gather and of its gradients' reduce-scatter.
 
-    A layer begins when it is gathered and the one before it is done. With prefetch the next one's gathering is asked
-    for when a layer begins, else when it is needed itself. Gradients leave when the next layer's backward pass begins.
+    A layer begins when it is gathered and the one before it is done. With prefetch the next one is asked for when a
+    layer's forward pass begins, and when half of its backward pass is over: before, memory is most in demand. Without,
+    a layer is asked for when it is needed. Gradients leave when the next layer's backward pass begins.
 
     >>> def tenth(nbytes): return nbytes / 10
     >>> step = sharded_step([1, 1], [2, 2], [10, 10], tenth, tenth)
@@ -69,10 +70,10 @@ def sharded_step(
             if layer not in arrived:
                 gather(layer, now)
             now = max(now, arrived[layer])
-            if prefetch and i + 1 < len(order):
-                gather(order[i + 1], now)
             if backward and i:
                 _reduce(link, order[i - 1], parameter_nbytes[order[i - 1]], reduce_s, now)
+            if prefetch and i + 1 < len(order):
+                gather(order[i + 1], now + seconds[layer] / 2 if backward else now)
             compute.append(Span(0, f"{name} {layer}", now, now := now + seconds[layer]))
     if layers:
         _reduce(link, 0, parameter_nbytes[0], reduce_s, now)

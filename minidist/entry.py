@@ -131,7 +131,9 @@ def _weight_grads(entry: Entry, left: dict[int, list[Tensor]], x: Tensor) -> dic
     found, sharing = {}, []
     whole = entry.tokens(x) if left else x
     for i in sorted(left, key=lambda i: entry.shared[i] is None):
-        found[i] = sum(grad.t() @ whole for grad in left[i])
+        found[i] = left[i][0].t() @ whole
+        for grad in left[i][1:]:
+            found[i].addmm_(grad.t(), whole)
         if (holders := entry.shared[i]) is not None:
             with holders.recorder.label("shared heads"):
                 sharing.append(holders.all_reduce(found[i], async_op=True))

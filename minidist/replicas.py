@@ -39,10 +39,14 @@ def persistent_buffers(module: nn.Module) -> list[tuple[nn.Module, str]]:
     ]
 
 
-def check_same_module(module: nn.Module, comm: Comm) -> None:
-    """Raise, on all ranks, unless they have parameters and buffers of the same names, shapes and dtypes."""
+def check_same_module(module: nn.Module, comm: Comm, also: Iterable[str] = ()) -> None:
+    """Raise, on all ranks, unless they have parameters and buffers of the same names, shapes and dtypes.
+
+    also: further lines of text that the ranks must agree on.
+    """
     lines = [f"{name} {list(p.shape)} {p.dtype} trained={p.requires_grad}" for name, p in module.named_parameters()]
     lines += [f"{name} {list(b.shape)} {b.dtype} buffer" for name, b in module.named_buffers()]
+    lines += also
     text = torch.tensor([*"\n".join(lines).encode(), 0], dtype=torch.uint8, device=comm.device)
     everyone = bytes(comm.all_gather(text).tolist()).decode().split("\0")[:-1]
     for rank, theirs in enumerate(everyone):

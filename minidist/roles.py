@@ -8,6 +8,7 @@ share of the tokens.
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from torch import nn
 
@@ -56,7 +57,10 @@ class Inside:
 Role = Enter | Column | Row | Vocab | Between | Inside
 Plan = Mapping[str, Role]
 
-TYPES = {Column: (nn.Linear,), Row: (nn.Linear,), Vocab: (nn.Linear, nn.Embedding)}  # exactly these, no subclasses
+# exactly these, no subclasses: their forward would be lost
+TYPES: Mapping[type, tuple[type, ...]] = MappingProxyType(
+    {Column: (nn.Linear,), Row: (nn.Linear,), Vocab: (nn.Linear, nn.Embedding)}
+)
 
 
 def copies(role: Role, ranks: int) -> int:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minidist import autograd
+from minidist.autograd import reduce_, reduce_scatter
 from minidist.comm.comm import Comm
 from minidist.comm.partition import partition
 from minidist.entry import Entry
@@ -32,9 +32,9 @@ class Border:
     def leave(self, x: Tensor) -> Tensor:
         """Out of a region, with the sum over the ranks: [B, S, D] {+tp} -> [B, S, D], or [t, D]. x is used up."""
         if not self.sequence:
-            return autograd.reduce_(x, self.comm)
+            return reduce_(x, self.comm)
         self.shape = tuple(x.shape[:-1])
-        return autograd.reduce_scatter(x.flatten(0, -2), self.comm)
+        return reduce_scatter(x.flatten(0, -2), self.comm)
 
     def entering(self, x: Tensor) -> tuple[int, ...] | None:
         """The shape of the tokens that are to be gathered where x enters a region; None: x has them all."""
@@ -50,16 +50,18 @@ class Border:
         """This rank's tokens of so many."""
         return partition(count, self.comm.size)[self.comm.rank]
 
-    def sum_grad(self, parameter: nn.Parameter, label: str) -> None:
+    def sum_grad(self, parameter: nn.Parameter, label: str, comm: Comm | None = None) -> None:
         """The parameter is the same on all ranks and meets other numbers on each: sum its gradient over them.
 
-        A tensor hook comes before the gradient is added to `grad`. So the sum is right for accumulated gradients too,
-        and whoever averages over another axis averages sums.
+        comm: the ranks that have it, if not all. A tensor hook comes before the gradient is added to `grad`. So the sum
+        is right for accumulated gradients too, and whoever averages over another axis averages sums.
         """
 
+        comm = self.comm if comm is None else comm
+
         def total(grad: Tensor) -> Tensor:
-            with self.comm.recorder.label(label):
-                return self.comm.all_reduce(grad.clone(memory_format=torch.contiguous_format))
+            with comm.recorder.label(label):
+                return comm.all_reduce(grad.clone(memory_format=torch.contiguous_format))
 
         if parameter.requires_grad:
             parameter.register_hook(total)
@@ -159,10 +161,8 @@ class VocabEmbedding(nn.Embedding):
     words: int
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.numel() and not input.is_cuda and not 0 <= int(input.min()) <= int(input.max()) < self.words:
-            raise IndexError(
-                f"tokens are numbers from 0 to {self.words - 1}, not {int(input.min())}..{int(input.max())}"
-            )
+        if not input.is_cuda and ((input < 0) | (input >= self.words)).any():
+            raise IndexError(f"a token is a number from 0 to {self.words - 1}: found {input.min()} to {input.max()}")
         away = (input < self.rows.start) | (input >= self.rows.stop)
         if len(self.weight) == 0:
             return self.border.leave(self.weight.new_zeros(*input.shape, self.embedding_dim) + self.weight.sum())

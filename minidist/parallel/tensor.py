@@ -92,15 +92,17 @@ def tensor_parallel(
 
     Weights and buffers become those of comm's first rank. Raises, before anything is sent, ValueError or TypeError for
     a plan that does not fit the module and for sizes that cannot be cut; RuntimeError, on all ranks, if their modules
-    differ.
+    or plans differ.
     """
+    if not isinstance(comm, Comm):
+        raise TypeError(f"comm is one axis of the mesh, such as mesh['tp'], and not {type(comm).__name__}")
     if plan is None:
         if not isinstance(module, GPT):
             raise ValueError(f"there is a plan for GPT only: pass plan= for {type(module).__name__}")
         plan = gpt_plan(module.config)
     roles = match(plan, module)
     check_plan(roles, module, comm.size, sequence)
-    check_same_module(module, comm)
+    check_same_module(module, comm, [*(f"{name}: {role}" for name, role in roles.items()), f"sequence={sequence}"])
     broadcast_tensors([*module.parameters(), *module.buffers()], comm)
 
     border = Border(comm, sequence, axis)
@@ -155,6 +157,8 @@ def _open_regions(roles: Mapping[str, Role], module: nn.Module, border: Border) 
             outer = around(name, roles)
             region = Region(border) if outer is None else entered[outer]
             become(named[name], ColumnLinear, region=region, number=region.add(named[name], holders[held]))
+            if holders[held] is not None and isinstance(bias := named[name].bias, nn.Parameter):
+                border.sum_grad(bias, "shared heads", holders[held])
 
 
 def _holders(comm: Comm, copies: int) -> Comm | None:
@@ -201,8 +205,10 @@ def _share_randomness(module: nn.Module, border: Border, seed: int | None) -> No
     """During the module's forward, torch's global generators are in a state that all ranks of comm share.
 
     Then what is random on every rank alike needs no thought, whatever else a rank draws between forward passes; and
-    torch.utils.checkpoint, which puts the global generators back for its second forward pass, works as ever.
+    torch.utils.checkpoint of parts of the module, which puts the global generators back for a second forward pass,
+    works as ever. Of the whole module it could not: the second pass would begin with numbers of its own.
     """
+    drops = any(isinstance(each, nn.Dropout) and each.p > 0 for each in module.modules())
     comm = border.comm
     if seed is None:
         first = torch.tensor(torch.initial_seed() % 2**63, device=comm.device)
@@ -212,6 +218,11 @@ def _share_randomness(module: nn.Module, border: Border, seed: int | None) -> No
 
     def begin(*_: Any) -> None:
         nonlocal outside
+        if drops and module.training and torch._C._current_graph_task_id() != -1:
+            raise RuntimeError(
+                "the whole module runs again in a backward pass, and would drop something else: "
+                "checkpoint its parts, such as blocks"
+            )
         outside = _state(comm.device)
         _set_state(shared, comm.device)
         border.shape = None

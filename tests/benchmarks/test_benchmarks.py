@@ -14,7 +14,7 @@ from benchmarks.alternate import alternate
 from benchmarks.row import compare
 
 ROOT = Path(__file__).parents[2]
-GROUPS = ("data_parallel", "collectives", "launch", "optimizer", "checked")
+GROUPS = ("data_parallel", "tensor", "collectives", "launch", "optimizer", "checked")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -109,7 +109,7 @@ def check(ranks, tp, names, references):
 
 @pytest.mark.parametrize(("ranks", "tp"), [(1, 1), (2, 2), (4, 4), (4, 2)])
 def test_gradients_and_weights_equal_one_process(ranks, tp, references):
-    check(ranks, tp, ["plain", "sequence", "grouped"], references)
+    check(ranks, tp, ["plain", "sequence", "grouped", "one key head, sequence"], references)
 
 
 @pytest.mark.slow
@@ -166,7 +166,7 @@ def stale_gather(each, x):
 
 FAULTS = {
     "copy without its all-reduce": ("entry.Entry.start_sum", lambda each, grad: NoSum(grad), "plain"),
-    "reduce that is summed going back": ("autograd.reduce_", torch_reduce, "plain"),
+    "reduce that is summed going back": ("sharded.reduce_", torch_reduce, "plain"),
     "norms keep their own tokens' gradient": ("sharded.Border.sum_grad", share_kept, "sequence"),
     "norms average": ("sharded.Border.sum_grad", share_averaged, "sequence"),
     "norms sum what was summed": ("sharded.Border.sum_grad", share_after, "sequence"),

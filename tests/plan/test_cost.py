@@ -107,3 +107,15 @@ def test_a_hierarchy_pays_where_links_differ():
 def test_what_has_no_formula_is_refused(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+@given(st.integers(1, 50), st.integers(1, 64), st.integers(1, 8))
+def test_sequence_parallelism_moves_the_same_bytes_forward(tokens, dim, ranks):
+    """Where the ranks divide the tokens; Korthikanti et al., 4.2.2. Going back it gathers what entered once more."""
+    plain = cost.tensor_parallel_layer(tokens * ranks, dim, ranks)
+    cut = cost.tensor_parallel_layer(tokens * ranks, dim, ranks, sequence=True)
+    whole = tokens * ranks * dim * 4
+    assert plain["forward"] == plain["backward"] == {"all_reduce": 2 * 2 * (ranks - 1) * whole // ranks}
+    assert sum(cut["forward"].values()) == plain["forward"]["all_reduce"]
+    assert cut["backward"]["regather"] == cut["forward"]["all_gather"]
+    assert cut["backward"]["norm gradients"] == 2 * ceil(2 * Fraction(ranks - 1, ranks) * dim * 4)

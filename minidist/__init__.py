@@ -1,7 +1,6 @@
 """minidist: how one model is trained across many chips, small enough to read in a weekend."""
 
 from minidist import autograd as autograd
-from minidist import roles as roles
 from minidist.comm import algorithms as algorithms
 from minidist.comm.checked import CommMismatch as CommMismatch
 from minidist.comm.comm import Comm as Comm
@@ -15,10 +14,10 @@ from minidist.launch import launch as launch
 from minidist.launch import world_from_env as world_from_env
 from minidist.loss import global_tokens as global_tokens
 from minidist.loss import token_loss as token_loss
+from minidist.loss import vocab_parallel_cross_entropy as vocab_parallel_cross_entropy
 from minidist.memory import PeakMemory as PeakMemory
 from minidist.memory import optimizer_tensors as optimizer_tensors
 from minidist.memory import storage_bytes as storage_bytes
-from minidist.loss import vocab_parallel_cross_entropy as vocab_parallel_cross_entropy
 from minidist.mesh import Mesh as Mesh
 from minidist.models.gpt import GPT as GPT
 from minidist.models.gpt import GPTConfig as GPTConfig
@@ -27,11 +26,11 @@ from minidist.optim import AdamW as AdamW
 from minidist.parallel.data import DataParallel as DataParallel
 from minidist.parallel.data import average_gradients as average_gradients
 from minidist.parallel.paced import pace_compute as pace_compute
-from minidist.parallel.zero import Zero as Zero
 from minidist.parallel.tensor import full_grads as full_grads
 from minidist.parallel.tensor import full_state_dict as full_state_dict
 from minidist.parallel.tensor import gpt_plan as gpt_plan
 from minidist.parallel.tensor import tensor_parallel as tensor_parallel
+from minidist.parallel.zero import Zero as Zero
 from minidist.placement import Partial as Partial
 from minidist.placement import Replicate as Replicate
 from minidist.placement import Shard as Shard
@@ -49,6 +48,7 @@ from minidist.plan.memory import zero_memory as zero_memory
 from minidist.plan.memory import zero_traffic as zero_traffic
 from minidist.plan.sharded import sharded_step as sharded_step
 from minidist.plan.step import data_parallel_step as data_parallel_step
+from minidist.sharded import roles as roles
 from minidist.timeline import Span as Span
 from minidist.timeline import Timeline as Timeline
 

@@ -813,7 +813,7 @@ submit("05")
 # - Exercises: `practice_ps05_tensor_parallelism.ipynb`, beside this notebook in `workspace/`: a layer cut by columns, by
 #   rows, attention by heads, the loss by vocabulary, and sequence parallelism.
 # - The files, after that: `minidist/autograd.py` has the conjugate pairs, `minidist/parallel/tensor.py` the cutting,
-#   `minidist/sharded.py` the layers it makes.
+#   `minidist/sharded/layers.py` the layers it makes.
 # - Lab 05 (`labs/05_tensor`): tensor parallelism from one to eight ranks, inside a machine and across two.
 # - Papers: Shoeybi et al., *Megatron-LM*, 2019, arXiv:1909.08053; Korthikanti et al., *Reducing Activation Recomputation
 #   in Large Transformer Models*, 2022, arXiv:2205.05198; Narayanan et al., *Efficient Large-Scale Language Model

@@ -14,8 +14,8 @@ With `sequence=True` the same plan has other borders. Between regions a rank has
 These are the same bytes (`md.cost.tensor_parallel_layer`), and norms, dropouts and what they keep for the backward pass
 shrink to a tp-th.
 
-The model is plain torch and knows nothing of this. A plan (`minidist.roles`) says which module has which role; the
-module is then converted in place, into the layers of `minidist.sharded`.
+The model is plain torch and knows nothing of this. A plan (`minidist.sharded.roles`) says which module has which role;
+the module is then converted in place, into the layers of `minidist.sharded.layers`.
 
 Sources: Shoeybi et al., Megatron-LM (arXiv 1909.08053); Korthikanti et al., Reducing Activation Recomputation in Large
 Transformer Models (arXiv 2205.05198), 4.2.
@@ -32,8 +32,7 @@ from minidist.comm.partition import lengths, partition
 from minidist.models.gpt import GPT, GPTConfig
 from minidist.placement import Replicate, Shard, place, placement_of, redistribute
 from minidist.replicas import broadcast_tensors, check_same_module
-from minidist.roles import Between, Column, Enter, Inside, Plan, Role, Row, Vocab, around, check_plan, copies, match
-from minidist.sharded import (
+from minidist.sharded.layers import (
     Border,
     ColumnLinear,
     Region,
@@ -42,6 +41,20 @@ from minidist.sharded import (
     TokenDropout,
     VocabEmbedding,
     become,
+)
+from minidist.sharded.roles import (
+    Between,
+    Column,
+    Enter,
+    Inside,
+    Plan,
+    Role,
+    Row,
+    Vocab,
+    around,
+    check_plan,
+    copies,
+    match,
 )
 
 

@@ -26,14 +26,15 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.variable import Variable
 
-from minidist import placement, whole
+from minidist import placement
 from minidist.comm.comm import Comm
-from minidist.flat import Flat, Piece, Rest, Setting, groups_of, in_master_dtype
 from minidist.memory import PeakMemory, optimizer_tensors, storage_bytes, tensors_in
 from minidist.placement import Partial, Replicate, Shard
 from minidist.plan.memory import SHARDED, check_stage
 from minidist.replicas import broadcast_tensors, check_same_module, persistent_buffers
-from minidist.units import Unit, divide, named_blocks
+from minidist.units import whole
+from minidist.units.flat import Flat, Piece, Rest, Setting, groups_of, in_master_dtype
+from minidist.units.unit import Unit, divide, named_blocks
 
 Groups = Callable[[str, nn.Parameter], Mapping[str, Any]]
 

@@ -15,12 +15,12 @@ from minidist.viz.holdings import marks as marks
 from minidist.viz.holdings import replay as replay
 from minidist.viz.holdings import ring_step as ring_step
 from minidist.viz.holdings import ring_strip as ring_strip
-from minidist.viz.memory import kept as kept
-from minidist.viz.memory import memory as memory
-from minidist.viz.memory import memory_explorer as memory_explorer
 from minidist.viz.layers import layer_times as layer_times
 from minidist.viz.layers import links as links
 from minidist.viz.layers import links_explorer as links_explorer
+from minidist.viz.memory import kept as kept
+from minidist.viz.memory import memory as memory
+from minidist.viz.memory import memory_explorer as memory_explorer
 from minidist.viz.ranks import world as world
 from minidist.viz.source import show as show
 from minidist.viz.timelines import timeline as timeline

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 
 import minidist as md
-from minidist import autograd, entry
+from minidist import autograd
+from minidist.sharded import entry
 
 CONFIG = md.GPTConfig(layers=2, dim=32, heads=4, seq=16, vocab=61)  # 61 words: the last rank has fewer
 GROUPED = md.GPTConfig(layers=1, dim=32, heads=4, kv_heads=2, seq=16, vocab=64, mlp="gelu", tie=False)
@@ -165,13 +166,13 @@ def stale_gather(each, x):
 
 
 FAULTS = {
-    "copy without its all-reduce": ("entry.Entry.start_sum", lambda each, grad: NoSum(grad), "plain"),
-    "reduce that is summed going back": ("sharded.reduce_", torch_reduce, "plain"),
-    "norms keep their own tokens' gradient": ("sharded.Border.sum_grad", share_kept, "sequence"),
-    "norms average": ("sharded.Border.sum_grad", share_averaged, "sequence"),
-    "norms sum what was summed": ("sharded.Border.sum_grad", share_after, "sequence"),
-    "own tokens in place of all": ("entry.Entry.tokens", stale_gather, "sequence"),
-    "shared heads not summed": ("entry._weight_grads", heads_not_shared, "one key head"),
+    "copy without its all-reduce": ("sharded.entry.Entry.start_sum", lambda each, grad: NoSum(grad), "plain"),
+    "reduce that is summed going back": ("sharded.layers.reduce_", torch_reduce, "plain"),
+    "norms keep their own tokens' gradient": ("sharded.layers.Border.sum_grad", share_kept, "sequence"),
+    "norms average": ("sharded.layers.Border.sum_grad", share_averaged, "sequence"),
+    "norms sum what was summed": ("sharded.layers.Border.sum_grad", share_after, "sequence"),
+    "own tokens in place of all": ("sharded.entry.Entry.tokens", stale_gather, "sequence"),
+    "shared heads not summed": ("sharded.entry._weight_grads", heads_not_shared, "one key head"),
 }
 
 

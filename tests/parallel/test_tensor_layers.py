@@ -8,8 +8,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import minidist as md
-from minidist import autograd, sharded
-from minidist.roles import Between, Column, Enter, Inside, Row
+from minidist import autograd
+from minidist.sharded import layers as sharded
+from minidist.sharded.roles import Between, Column, Enter, Inside, Row
 
 
 def cut(module, world, plan, **options):

@@ -5,7 +5,7 @@ from torch import nn
 
 import minidist as md
 from minidist.comm.comm import Comm
-from minidist.roles import Between, Column, Enter, Inside, Row, Vocab, check_plan, copies, match
+from minidist.sharded.roles import Between, Column, Enter, Inside, Row, Vocab, check_plan, copies, match
 
 
 def gpt(**options):

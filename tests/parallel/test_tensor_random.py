@@ -8,11 +8,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import minidist as md
-from minidist import sharded
 from minidist.mesh import groups_along
 from minidist.parallel import tensor
 from minidist.parallel.tensor import replica_number
-from minidist.roles import Between, Column, Enter, Inside, Row
+from minidist.sharded import layers as sharded
+from minidist.sharded.roles import Between, Column, Enter, Inside, Row
 
 CONFIG = md.GPTConfig(layers=2, dim=16, heads=4, seq=8, vocab=19, dropout=0.3)
 SEED = 7

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import minidist as md
-from minidist import entry
+from minidist.sharded import entry
 
 B, S = 3, 5  # 15 tokens: no number of ranks here divides them
 

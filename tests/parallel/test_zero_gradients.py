@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import minidist as md
-from minidist.flat import Flat
+from minidist.units.flat import Flat
 
 CONFIG = md.GPTConfig(layers=2, dim=16, heads=2, seq=8, vocab=48, tie=True)
 ROWS, STEPS = 13, 5  # 13 divides by none of 2, 3, 4

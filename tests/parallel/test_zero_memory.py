@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import minidist as md
-from minidist.flat import Flat
+from minidist.units.flat import Flat
 
 WIDTH, BLOCKS = 64, 3
 

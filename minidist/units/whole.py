@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from minidist.comm.comm import Comm
-from minidist.flat import Flat, is_unused
 from minidist.placement import Shard
 from minidist.replicas import broadcast_tensors
+from minidist.units.flat import Flat, is_unused
 
 
 def state_dict(module: nn.Module, flats: Iterable[Flat], comms: Sequence[Comm]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from minidist.autograd import reduce_, reduce_scatter
 from minidist.comm.comm import Comm
 from minidist.comm.partition import partition
-from minidist.entry import Entry
+from minidist.sharded.entry import Entry
 
 
 class Border:

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from minidist.flat import Flat, Setting
+from minidist.units.flat import Flat, Setting
 
 
 class Unit:

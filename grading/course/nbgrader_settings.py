@@ -13,6 +13,7 @@ from nbgrader.api import Gradebook, MissingEntry
 from nbgrader.coursedir import CourseDirectory
 from traitlets.config import Config
 
+from grading.course.scratch import exchange
 from grading.course.settings import Course, CourseError
 
 EMPTY_SOLUTION = "# YOUR CODE HERE\nraise NotImplementedError"
@@ -30,6 +31,7 @@ def configure(config: Config, course: Course, *, sandboxed: bool = True) -> Conf
     config.CourseDirectory.course_id = course.id
     config.CourseDirectory.db_url = course.gradebook_url
     config.CourseDirectory.ignore = [".ipynb_checkpoints", "*.pyc", "__pycache__", "feedback", ".DS_Store"]
+    config.Exchange.root = str(exchange(course.root))
     config.ClearSolutions.code_stub = {"python": EMPTY_SOLUTION}
     config.OverwriteCells.add_missing_cells = True
     config.SafeExecute.course_root = str(course.root)

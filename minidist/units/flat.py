@@ -18,7 +18,9 @@ from torch import Tensor, nn
 
 from minidist.comm.comm import Comm
 from minidist.comm.partition import partition
+from minidist.memory import optimizer_tensors, storage_bytes
 from minidist.placement import Partial, Placement, Replicate, Shard, place, placements
+from minidist.plan.memory import SHARDED, check_stage
 
 UNUSED = -0.0
 """What a rank sends for a parameter that its loss did not reach: a sum is -0.0 only if every term is (decision 006)."""
@@ -31,6 +33,21 @@ class Rest:
     params: Placement
     grads: Placement
     optimizer: Placement
+
+
+def rest(stage: int) -> Rest:
+    """Where a stage keeps things between steps: a row of ZeRO's table.
+
+    >>> rest(2)
+    Rest(params=Replicate(), grads=Shard(dim=0), optimizer=Shard(dim=0))
+    """
+    check_stage(stage)
+    cut = SHARDED[stage]
+    return Rest(
+        params=Shard() if "params" in cut else Replicate(),
+        grads=Shard() if "grads" in cut else Partial(),
+        optimizer=Shard() if "optimizer" in cut else Replicate(),
+    )
 
 
 @dataclass(frozen=True)
@@ -208,10 +225,10 @@ class Flat:
         self.waiting = set(range(len(self.parameters))) if self.trained else set()
 
     def deliver(self, index: int) -> None:
-        """Autograd has this parameter's gradient. It is taken over now, where flat gradients rest in memory anyway.
+        """Autograd has this parameter's gradient: take it over while it is in the processor's cache.
 
-        Else it stays where it is until all are there: there is less memory in use at the end of a layer's backward pass
-        than at its beginning.
+        The first one of a layer waits for the second: at that point its backward pass needs most memory, and one
+        gradient alone is less than the flat tensor for all.
         """
         if index not in self.waiting:
             raise RuntimeError(
@@ -219,7 +236,12 @@ class Flat:
                 "If that comes from activation checkpointing, pass use_reentrant=False"
             )
         self.waiting.remove(index)
-        if self.setting.rest.grads == Partial():
+        if len(self.waiting) < len(self.parameters) - 1 or not self.waiting:
+            self.take_over_all()
+
+    def take_over_all(self) -> None:
+        """Take over every gradient that is there."""
+        for index in range(len(self.parameters)):
             self.take_over(index)
 
     def take_over(self, index: int) -> None:
@@ -262,8 +284,7 @@ class Flat:
         if not self.trained:
             return
         grads = self.open_grads()
-        for index in range(len(self.parameters)):
-            self.take_over(index)
+        self.take_over_all()
         for index in set(range(len(self.parameters))) - self.used:
             self.grad_views[index].fill_(UNUSED)
         self.waiting = set()
@@ -326,6 +347,17 @@ class Flat:
 def is_unused(total: complex) -> bool:
     """Whether a sum is -0.0: no rank had anything to add."""
     return total == 0 and copysign(1, total.real) < 0
+
+
+def held(flats: Sequence[Flat], optimizer: torch.optim.Optimizer | None) -> dict[str, int]:
+    """Bytes in these tensors under "params" and "grads", and under "optimizer" with its state and master weights."""
+    masters = [flat.master for flat in flats if flat.own_master]
+    state = [] if optimizer is None else optimizer_tensors(optimizer)
+    return {
+        "params": storage_bytes(tensor for flat in flats for tensor in (flat.full, flat.shard)),
+        "grads": storage_bytes(tensor for flat in flats for tensor in (flat.grads, flat.grad_shard)),
+        "optimizer": storage_bytes([*masters, *state]),
+    }
 
 
 def groups_of(pieces: Sequence[Piece], options: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:

@@ -208,10 +208,10 @@ class Flat:
         self.waiting = set(range(len(self.parameters))) if self.trained else set()
 
     def deliver(self, index: int) -> None:
-        """Autograd has this parameter's gradient. It is taken over now, where flat gradients rest in memory anyway.
+        """Autograd has this parameter's gradient: take it over while it is in the processor's cache.
 
-        Else it stays where it is until all are there: there is less memory in use at the end of a layer's backward pass
-        than at its beginning.
+        The first one of a layer waits for the second: at that point its backward pass needs most memory, and one
+        gradient alone is less than the flat tensor for all.
         """
         if index not in self.waiting:
             raise RuntimeError(
@@ -219,7 +219,12 @@ class Flat:
                 "If that comes from activation checkpointing, pass use_reentrant=False"
             )
         self.waiting.remove(index)
-        if self.setting.rest.grads == Partial():
+        if len(self.waiting) < len(self.parameters) - 1 or not self.waiting:
+            self.take_over_all()
+
+    def take_over_all(self) -> None:
+        """Take over every gradient that is there."""
+        for index in range(len(self.parameters)):
             self.take_over(index)
 
     def take_over(self, index: int) -> None:
@@ -262,8 +267,7 @@ class Flat:
         if not self.trained:
             return
         grads = self.open_grads()
-        for index in range(len(self.parameters)):
-            self.take_over(index)
+        self.take_over_all()
         for index in set(range(len(self.parameters))) - self.used:
             self.grad_views[index].fill_(UNUSED)
         self.waiting = set()

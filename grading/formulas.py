@@ -6,7 +6,6 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import minidist as md
-from minidist.plan.memory import zero_memory
 
 
 def scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:
@@ -91,7 +90,7 @@ def zero_bytes(stage: int, parameters: float, ranks: int, weight: int = 4, grad:
     >>> [zero_bytes(stage, 1000, 4, 2, 2, 12) for stage in range(4)]
     [16000.0, 7000.0, 5500.0, 4000.0]
     """
-    return zero_memory(parameters, ranks, stage, weight, grad, optimizer).total
+    return md.zero_memory(parameters, ranks, stage, weight, grad, optimizer).total
 
 
 def _cost() -> SimpleNamespace:

@@ -450,8 +450,8 @@ viz.curves(
 #
 # If a layer were gathered when it is needed, the chip would wait for it each time. So the next layer is asked for early,
 # when a layer begins (in the backward pass: when half of it is over), and travels while that one computes. Now on a
-# *paced* cluster, as in lesson 03: messages and layers are real, and take the time that they would take there. The
-# parts:
+# *paced* cluster, as in lesson 03: messages and layers are real, and take the time that they would take there. This
+# computer's own times come on top, the more, the busier it is. The parts:
 
 # %% tags=["parts-of-a-sharded-step"]
 LINK = md.Link(alpha_s=1e-3, bytes_per_s=12.5e6)

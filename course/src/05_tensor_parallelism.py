@@ -75,8 +75,8 @@ print(f"cut over 8 ranks: {state / 8 / 1e9:.1f} GB on each")
 # ### The idea
 #
 # **Tensor parallelism** cuts the matrices, and every rank computes with its part, on the same tokens. There are two ways
-# to cut one, here for *y = f(x A) B*, the feed-forward block of the model above. A colour is a rank; grey is alike on
-# all of them.
+# to cut one, here for *y = f(x A) B*, a feed-forward block. (That of the model above has two matrices *A*, `gate` and
+# `up`, which are cut alike.) A colour is a rank; grey is alike on all of them.
 
 # %% tags=["picture-cuts"]
 viz.cut("pair", ranks=4, tokens=256, width=64, hidden=192)
@@ -742,10 +742,9 @@ print("\n".join(lines))
 viz.links(ranks=8, tokens=8192, width=8192)
 
 # %% [markdown]
-# The sum is as long for a wide layer as for many tokens, but a wide layer computes more in between: computing grows with
-# T D^2, the sum with T D. And more ranks leave less to compute between sums of the same size. So there is a width for
-# each link below which cutting does not pay, and it is the NVLink between 4 or 8 chips of one machine that real runs
-# use tensor parallelism on.
+# Computing grows with T D^2 and the sums with T D: a wider layer computes more between two sums, and more tokens do not
+# help. More ranks leave less to compute between sums of the same size. So each link has a width below which cutting does
+# not pay, and tensor parallelism is for the 4 or 8 chips of one machine that NVLink joins.
 #
 # ### Explore
 #

@@ -425,7 +425,7 @@ def faulty(world):
     found = {}
     with mock.patch("minidist.parallel.zero.divide", _first_user):
         found["tied parameter in its first user's unit"] = _outcome(world, Tied, tied_loss)
-    with mock.patch("minidist.flat.is_unused", return_value=False):
+    with mock.patch("minidist.units.flat.is_unused", return_value=False):
         found["an unused parameter decays"] = _outcome(world, Branches, other_branch)
     with mock.patch.object(Flat, "load", return_value=None):
         z = sharded(world, Tied, tied_loss, 3)

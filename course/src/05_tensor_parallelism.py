@@ -742,9 +742,9 @@ print("\n".join(lines))
 viz.links(ranks=8, tokens=8192, width=8192)
 
 # %% [markdown]
-# Computing grows with T D^2 and the sums with T D: a wider layer computes more between two sums, and more tokens do not
-# help. More ranks leave less to compute between sums of the same size. So each link has a width below which cutting does
-# not pay, and tensor parallelism is for the 4 or 8 chips of one machine that NVLink joins.
+# Computing grows with T D^2 and the sums with T D: a wider layer computes more between two sums; with more tokens both
+# grow alike. More ranks leave less to compute between sums of the same size. So each link has a width below which cutting
+# does not pay, and tensor parallelism is for the 4 or 8 chips of one machine that NVLink joins.
 #
 # ### Explore
 #

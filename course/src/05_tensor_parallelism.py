@@ -650,7 +650,7 @@ predict("two-machines-here")
 
 # %% tags=["paced-layers"]
 def pace_region(last, world):
-    """Let a region take its modelled time: before its sum, and going back before its beginning's."""
+    """Let a region take its modelled time, before its sum forward and before the one going back."""
 
     def forward(*_):
         with world.compute("forward", seconds=FORWARD_S / 2 / world.size):

@@ -637,7 +637,8 @@ def sum_s(link):
 
 
 print(
-    f"4 layers: forward {FORWARD_S * 1e3:.0f} ms each on one chip, backward {BACKWARD_S * 1e3:.0f} ms"
+    f"4 layers on one chip: forward {FORWARD_S * 1e3:.0f} ms each, "
+    f"backward {BACKWARD_S * 1e3:.0f} ms"
 )
 print(f"cut over 4 ranks, each computes a quarter of that; a sum has {payload:,} bytes")
 print(f"inside a machine: alpha 0.1 ms, 100 MB/s, a sum over 4 ranks {sum_s(INSIDE) * 1e3:.1f} ms")
@@ -649,7 +650,7 @@ predict("two-machines-here")
 
 # %% tags=["paced-layers"]
 def pace_region(last, world):
-    """Let a region take its modelled time: before its sum, and going back before that of its beginning."""
+    """Let a region take its modelled time, before its sum forward and before the one going back."""
 
     def forward(*_):
         with world.compute("forward", seconds=FORWARD_S / 2 / world.size):
@@ -742,9 +743,9 @@ print("\n".join(lines))
 viz.links(ranks=8, tokens=8192, width=8192)
 
 # %% [markdown]
-# Computing grows with T D^2 and the sums with T D: a wider layer computes more between two sums, and more tokens do not
-# help. More ranks leave less to compute between sums of the same size. So each link has a width below which cutting does
-# not pay, and tensor parallelism is for the 4 or 8 chips of one machine that NVLink joins.
+# Computing grows with T D^2 and the sums with T D: a wider layer computes more between two sums; with more tokens both
+# grow alike. More ranks leave less to compute between sums of the same size. So each link has a width below which cutting
+# does not pay, and tensor parallelism is for the 4 or 8 chips of one machine that NVLink joins.
 #
 # ### Explore
 #

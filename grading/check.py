@@ -187,13 +187,15 @@ def _as_finding(case: Case, run: Run) -> Finding:
 
 
 def _by_value(function: Callable[..., Any]) -> bytes:
-    """Our own function for ranks, which may not be able to import its module."""
-    module = sys.modules[function.__module__]
-    cloudpickle.register_pickle_by_value(module)
+    """Our own function for ranks, which may not be able to import its module, nor any other of checks."""
+    modules = {sys.modules[function.__module__], sys.modules["grading.checks"]}
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
     try:
         return cloudpickle.dumps(function)
     finally:
-        cloudpickle.unregister_pickle_by_value(module)
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 # ---- in a notebook ---------------------------------------------------------------------------------------------------

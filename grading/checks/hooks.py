@@ -9,7 +9,7 @@ from torch import Tensor
 
 import minidist as md
 from grading.checks import gradients
-from grading.checks.gradients import Parameter
+from grading.checks.gradients import Parameter, module_of
 from grading.checks.layers import Held, moved
 from grading.exercise import Case, Finding, equal, show
 from grading.ranks.run import Run
@@ -35,7 +35,7 @@ def stage_two(
             log.append([ctx.key, memory.others(ctx.key.split(" ")[1])])
             return grads[0] * ask(ctx.key), None
 
-    module = gradients.module_of(parameters)
+    module = module_of(parameters)
     wanted = {each["name"]: each["grad"] for each in parameters}
     named = dict(module.named_parameters())
     memory, log = Held(), []

@@ -102,7 +102,7 @@ def draw_vocab(rng: random.Random, reduction: str = "mean") -> Mapping[str, Sequ
         "basic": [of(12, n, "all targets valid", backward=True) for n in (3, 2)],
         "large": [of(6, 2, "logits around 0 and 2000", spread=2000.0)],
         "ignored": [
-            of(6, 2, "2 of 5 targets ignored", ignored=2),
+            of(6, 2, "2 of 8 targets ignored", ignored=2),
             of(6, 2, "all targets ignored", ignored=vocab.TOKENS),
         ],
         "sizes": [of(7, 3, "3, 3 and 1 columns"), of(5, 2, "3 and 2 columns")],

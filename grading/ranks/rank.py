@@ -170,15 +170,24 @@ class Learner:
         return function
 
     def spare(self, ours: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of a check, whose frames, with those of what its file defines for it, are not the learner's."""
-        beside = [each for each in ours.__globals__.values() if getattr(each, "__module__", "") == ours.__module__]
-        members = [member for each in beside if isinstance(each, type) for member in vars(each).values()]
-        functions = [getattr(each, "__func__", each) for each in (ours, *beside, *members)]
-        todo = [each.__code__ for each in functions if isinstance(each, FunctionType)]
+        """A function of a check, whose frames, with those of what checks define for it, are not the learner's."""
+        packages = ("grading.checks.", ours.__module__)
+        todo: list[Any] = [ours]
+        met: set[int] = set()
         while todo:
-            code = todo.pop()
-            self._ours.add(code)
-            todo += [const for const in code.co_consts if isinstance(const, CodeType)]
+            each = todo.pop()
+            each = getattr(each, "__func__", each)  # a static method's
+            if id(each) in met:
+                continue
+            met.add(id(each))
+            if isinstance(each, type):
+                todo += vars(each).values()
+            elif isinstance(each, FunctionType):
+                todo += [each.__code__]
+                todo += [x for x in each.__globals__.values() if str(getattr(x, "__module__", "")).startswith(packages)]
+            elif isinstance(each, CodeType):
+                self._ours.add(each)
+                todo += each.co_consts
         return ours
 
     def is_theirs(self, frame: FrameType) -> bool:

@@ -1,8 +1,10 @@
 """Answers to the exercises: right ones earn everything, empty ones nothing, each mistake costs its own criterion."""
 
 import ast
+import pickle
 import random
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -495,6 +497,19 @@ def test_other_right_answers_earn_everything(host: RankHost):
     ):
         report = judged(host, exercise, function)
         assert report.passed, (function, report.text())
+
+
+def test_ranks_need_not_import_a_check():
+    """In a sandbox they cannot."""
+    ours = [each for name in IDS for each in (find(name).body, *find(name).given.values())]
+    packed = [sys.modules["grading.check"]._by_value(each) for each in ours]
+    code = (
+        "import pickle, sys, torch, minidist\n"
+        "sys.modules['grading.checks'] = None\n"
+        "for each in pickle.load(sys.stdin.buffer): pickle.loads(each)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(packed), capture_output=True, check=False)
+    assert ran.returncode == 0, ran.stderr.decode()
 
 
 def test_what_a_check_defines_is_not_shown_as_the_learners_lines(host: RankHost):

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import zmq
+
 from course.files import ROOT
 from grading.course.scratch import exchange
 
@@ -123,6 +125,7 @@ def arguments(place: Place, port: int, token: str, page: str, root: Path, *, for
         "LabApp.check_for_updates_class": "jupyterlab.handlers.announcements.NeverCheckForUpdate",
         "LabApp.extension_manager": "readonly",
         "KernelSpecManager.ensure_native_kernel": True,
+        "KernelManager.transport_encryption": "auto" if zmq.has("curve") else "disabled",  # else each kernel complains
     }
     line = [f"--{name}={value}" for name, value in chosen.items()]
     for name in NBGRADER:

@@ -40,9 +40,15 @@ class Row:
 
 
 def compare(
-    name: str, ours: Sequence[float], theirs: Sequence[float], bar: float, what: str, judged: bool = True
+    name: str,
+    ours: Sequence[float],
+    theirs: Sequence[float],
+    bar: float,
+    what: str,
+    judged: bool = True,
+    unit: str = "s",
 ) -> Row:
-    """The row of two equally long lists of seconds, sample i of both taken next to each other.
+    """The row of two equally long lists of seconds (or bytes, unit="B"), sample i of both taken next to each other.
 
     ratio is the ratio of the two medians. Its spread is the middle 90 % of that ratio over resampled pairs
     (bootstrap, Efron 1979), so a burst of foreign load that hits both sides of a pair widens it little. Where
@@ -67,7 +73,7 @@ def compare(
         ratio=ratio,
         bar=bar,
         verdict=verdict(low, high, bar) if judged else "info",
-        unit="s",
+        unit=unit,
         samples=len(ours),
         spread={"ours": quartiles(ours), "theirs": quartiles(theirs), "ratio": (low, high)},
         what=what,
@@ -112,10 +118,10 @@ def quartiles(samples: Sequence[float]) -> tuple[float, float]:
 def shown(value: float, unit: str) -> str:
     """A value with a readable prefix.
 
-    >>> shown(0.00321, "s"), shown(2.5, "s"), shown(4.2e-6, "s")
-    ('3.210 ms', '2.500 s', '4.200 us')
+    >>> shown(0.00321, "s"), shown(2.5, "s"), shown(4.2e-6, "s"), shown(4.2e6, "B")
+    ('3.210 ms', '2.500 s', '4.200 us', '4.200 MB')
     """
-    for factor, prefix in ((1.0, ""), (1e-3, "m"), (1e-6, "u")):
+    for factor, prefix in ((1e6, "M"), (1.0, ""), (1e-3, "m"), (1e-6, "u")):
         if abs(value) >= factor:
             return f"{value / factor:.3f} {prefix}{unit}"
     return f"{value / 1e-9:.3f} n{unit}"

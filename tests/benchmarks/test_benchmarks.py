@@ -14,7 +14,7 @@ from benchmarks.alternate import alternate
 from benchmarks.row import compare
 
 ROOT = Path(__file__).parents[2]
-GROUPS = ("data_parallel", "tensor", "collectives", "launch", "optimizer", "checked")
+GROUPS = ("data_parallel", "zero", "tensor", "collectives", "launch", "optimizer", "checked")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -33,7 +33,7 @@ def check_records(records: list[dict]) -> None:
             assert record[number] > 0, number
         assert record["ratio"] == pytest.approx(record["ours"] / record["theirs"])
         assert record["verdict"] in ("pass", "miss", "unclear", "info")
-        assert record["unit"] == "s"
+        assert record["unit"] == ("B" if record["name"].endswith("peak memory") else "s")
         assert record["samples"] >= 1
         assert all(low <= high for low, high in record["spread"].values())
         assert {"processor", "cores", "memory_gib", "system"} <= record["machine"].keys()
@@ -55,6 +55,8 @@ def test_quick_run_prints_a_line_a_row_and_writes_them(tmp_path):
     assert {name.partition("/")[0] for name in names} == {*GROUPS, "import"}
     for mechanism in ("naive", "bucketed", "overlapped", "one process"):
         assert f"data_parallel/2 ranks/{mechanism}" in names
+    for stage in ("stage 0", "stage 1", "stage 2", "stage 3", "peak memory"):
+        assert f"zero/2 ranks/{stage}" in names
     for op in ("all_reduce", "reduce_scatter", "all_gather"):
         for way in ("Comm", "ring"):
             assert f"collectives/{op}/2 ranks/1 KB/{way}" in names

@@ -119,43 +119,19 @@ def _slice(x: Tensor, ranks: int, rank: int) -> Tensor:
 
 
 def _mistake(case: Case, got: Sequence[Tensor], i: int, rank: int, step: int) -> tuple[str, str] | None:
+    """What gives these slices; if nothing explains them all, what gives slice i."""
     named, orders, found, passes = case.facts[0]
     of_step, n, name = found[step * passes : (step + 1) * passes], case.ranks, list(named)[i]
-    right = _slice(_mean(of_step, name), n, rank)
-
-    def is_slice(x: Tensor) -> bool:
-        return equal(got[i], _slice(x.flatten(), n, rank), 1e-6)
-
     if step and not bool(got[i].any()):
         return "state-left-over", (
             "The first step was right, and in this one nothing came. What belongs to one backward pass has to be begun "
             "anew for the next."
         )
-    if equal(got[i], right * n, 1e-6):
-        return "sum-not-mean", 'That is the sum over the ranks. Average them: op="mean".'
-    if equal(got[i], right / n, 1e-6):
-        return "divided-twice", 'That has been divided by the number of ranks twice: op="mean" divides already.'
-    if is_slice(sum(each[rank][name] for each in of_step)):  # type: ignore[arg-type]
-        return "local-is-global", "That is a slice of this rank's own gradient, which was not averaged."
-    if passes > 1 and is_slice(_mean(of_step[-1:], name)):
-        return "last-micro-batch-only", (
-            "Only the last micro-batch is in it. The slices are what the gradients of a step add up in: shards[i] += "
-            "..., not copied over."
-        )
-    if passes > 1 and is_slice(_mean(of_step[:1], name)):
-        return "state-left-over", (
-            "Only the first micro-batch is in it. What belongs to one backward pass has to be begun anew for the next."
-        )
-    if passes > 1 and is_slice(_mean(of_step, name) / passes):
-        return "micro-batch-as-step", (
-            "The micro-batches were averaged. They add up; their losses are divided already by what belongs to the "
-            "whole step."
-        )
-    if passes > 1 and is_slice(_mean(of_step, name) + _mean(of_step[:1], name)):
-        return "counts-twice", (
-            "The first micro-batch is in it twice. grad keeps it and the next backward pass adds to it: set grad to "
-            "None once its slice has been taken."
-        )
+    known = _known(of_step, n, rank)
+    for looked_at in (range(len(named)), [i]):
+        for mistake, gives, why in known:
+            if all(equal(got[j], _slice(gives(list(named)[j]), n, rank), 1e-6) for j in looked_at):
+                return mistake, why
     if any(set(order) != set(named) for order in orders):
         return "sends-as-they-fill", (
             "Gradients of different parameters were averaged: collectives are paired by their order. All ranks reduce "
@@ -167,6 +143,55 @@ def _mistake(case: Case, got: Sequence[Tensor], i: int, rank: int, step: int) ->
     if not bool(got[i].any()):
         return "no-result", "Nothing came here: the slice is still zero."
     return None
+
+
+def _known(of_step: Sequence[Sequence[Mapping[str, Tensor]]], n: int, rank: int) -> list[tuple[str, Any, str]]:
+    """Mistake, the flat gradient that it gives by name, and the sentence."""
+    found = [
+        (
+            "sum-not-mean",
+            lambda name: _mean(of_step, name) * n,
+            'That is the sum over the ranks. Average them: op="mean".',
+        ),
+        (
+            "divided-twice",
+            lambda name: _mean(of_step, name) / n,
+            'That has been divided by the number of ranks twice: op="mean" divides already.',
+        ),
+        (
+            "local-is-global",
+            lambda name: torch.stack([each[rank][name] for each in of_step]).sum(0).flatten(),
+            "That is a slice of this rank's own gradient, which was not averaged.",
+        ),
+    ]
+    if len(of_step) == 1:
+        return found
+    return [
+        (
+            "last-micro-batch-only",
+            lambda name: _mean(of_step[-1:], name),
+            "Only the last micro-batch is in it. The slices are what the gradients of a step add up in: shards[i] += "
+            "..., not copied over.",
+        ),
+        (
+            "state-left-over",
+            lambda name: _mean(of_step[:1], name),
+            "Only the first micro-batch is in it. What belongs to one backward pass has to be begun anew for the next.",
+        ),
+        (
+            "micro-batch-as-step",
+            lambda name: _mean(of_step, name) / len(of_step),
+            "The micro-batches were averaged. They add up; their losses are divided already by what belongs to the "
+            "whole step.",
+        ),
+        (
+            "counts-twice",
+            lambda name: _mean(of_step, name) + _mean(of_step[:1], name),
+            "The first micro-batch is in it twice. grad keeps it and the next backward pass adds to it: set grad to "
+            "None once its slice has been taken.",
+        ),
+        *found,
+    ]
 
 
 def frees(case: Case, run: Run) -> Finding | None:

@@ -18,7 +18,9 @@ from torch import Tensor, nn
 
 from minidist.comm.comm import Comm
 from minidist.comm.partition import partition
+from minidist.memory import optimizer_tensors, storage_bytes
 from minidist.placement import Partial, Placement, Replicate, Shard, place, placements
+from minidist.plan.memory import SHARDED, check_stage
 
 UNUSED = -0.0
 """What a rank sends for a parameter that its loss did not reach: a sum is -0.0 only if every term is (decision 006)."""
@@ -31,6 +33,21 @@ class Rest:
     params: Placement
     grads: Placement
     optimizer: Placement
+
+
+def rest(stage: int) -> Rest:
+    """Where a stage keeps things between steps: a row of ZeRO's table.
+
+    >>> rest(2)
+    Rest(params=Replicate(), grads=Shard(dim=0), optimizer=Shard(dim=0))
+    """
+    check_stage(stage)
+    cut = SHARDED[stage]
+    return Rest(
+        params=Shard() if "params" in cut else Replicate(),
+        grads=Shard() if "grads" in cut else Partial(),
+        optimizer=Shard() if "optimizer" in cut else Replicate(),
+    )
 
 
 @dataclass(frozen=True)
@@ -330,6 +347,17 @@ class Flat:
 def is_unused(total: complex) -> bool:
     """Whether a sum is -0.0: no rank had anything to add."""
     return total == 0 and copysign(1, total.real) < 0
+
+
+def held(flats: Sequence[Flat], optimizer: torch.optim.Optimizer | None) -> dict[str, int]:
+    """Bytes in these tensors under "params" and "grads", and under "optimizer" with its state and master weights."""
+    masters = [flat.master for flat in flats if flat.own_master]
+    state = [] if optimizer is None else optimizer_tensors(optimizer)
+    return {
+        "params": storage_bytes(tensor for flat in flats for tensor in (flat.full, flat.shard)),
+        "grads": storage_bytes(tensor for flat in flats for tensor in (flat.grads, flat.grad_shard)),
+        "optimizer": storage_bytes([*masters, *state]),
+    }
 
 
 def groups_of(pieces: Sequence[Piece], options: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:

@@ -28,29 +28,12 @@ from torch.autograd.variable import Variable
 
 from minidist import placement, whole
 from minidist.comm.comm import Comm
-from minidist.flat import Flat, Piece, Rest, Setting, groups_of, in_master_dtype
-from minidist.memory import PeakMemory, optimizer_tensors, storage_bytes, tensors_in
-from minidist.placement import Partial, Replicate, Shard
-from minidist.plan.memory import SHARDED, check_stage
+from minidist.flat import Flat, Piece, Setting, groups_of, held, in_master_dtype, rest
+from minidist.memory import PeakMemory, tensors_in
 from minidist.replicas import broadcast_tensors, check_same_module, persistent_buffers
 from minidist.units import Unit, divide, named_blocks
 
 Groups = Callable[[str, nn.Parameter], Mapping[str, Any]]
-
-
-def rest(stage: int) -> Rest:
-    """Where a stage keeps things between steps: a row of the table above.
-
-    >>> rest(2)
-    Rest(params=Replicate(), grads=Shard(dim=0), optimizer=Shard(dim=0))
-    """
-    check_stage(stage)
-    cut = SHARDED[stage]
-    return Rest(
-        params=Shard() if "params" in cut else Replicate(),
-        grads=Shard() if "grads" in cut else Partial(),
-        optimizer=Shard() if "optimizer" in cut else Replicate(),
-    )
 
 
 class Zero(nn.Module):
@@ -391,15 +374,7 @@ class Zero(nn.Module):
 
         The peak is that of all tensors while `z.peak` was entered: `with z.peak: step()`.
         """
-        flats = self._flats
-        masters = [flat.master for flat in flats if flat.own_master]
-        state = [] if self.optimizer is None else optimizer_tensors(self.optimizer)
-        return {
-            "params": storage_bytes(tensor for flat in flats for tensor in (flat.full, flat.shard)),
-            "grads": storage_bytes(tensor for flat in flats for tensor in (flat.grads, flat.grad_shard)),
-            "optimizer": storage_bytes([*masters, *state]),
-            "peak": self.peak.nbytes,
-        }
+        return held(self._flats, self.optimizer) | {"peak": self.peak.nbytes}
 
     def state_dict(self, *_: Any, **__: Any) -> Any:
         raise TypeError("a Zero has slices of parameters: call full_state_dict() on all ranks, rank 0 gets the whole")

@@ -33,6 +33,8 @@ TAGS = [
 ]
 # A markdown link to anything but a page, a mail address, a heading or a picture of its own.
 STRANGE_LINK = re.compile(r"\]([(:])(?!\s*<?\s*(?:https?://|mailto:|#|attachment:))", re.IGNORECASE)
+# A picture that is not plainly one of its own: it would be fetched from elsewhere, and becomes a link.
+STRANGE_PICTURE = re.compile(r"!+(?=\[)(?!\[[^\[\]\\`<]*\]\(attachment:)", re.IGNORECASE)
 BASE64 = re.compile(r"[A-Za-z0-9+/=\s]*")
 
 
@@ -43,7 +45,8 @@ def harmless(notebook: NotebookNode) -> NotebookNode:
         if cell.cell_type == "code":
             cell.outputs = [_output(output) for output in cell.outputs]
         else:
-            cell.source = STRANGE_LINK.sub(r"] \1", sanitizer.sanitize_html_tags(cell.source))
+            text = STRANGE_PICTURE.sub("", sanitizer.sanitize_html_tags(cell.source))
+            cell.source = STRANGE_LINK.sub(r"] \1", text)
     return notebook
 
 

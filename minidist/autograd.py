@@ -60,7 +60,7 @@ class _ReduceInto(torch.autograd.Function):
 
 
 def copy(x: Tensor, comm: Comm) -> Tensor:
-    """x itself; its gradient is the sum of the ranks' gradients. x: alike on all ranks, which then differ."""
+    """x itself, alike on all ranks, which then differ; its gradient is the sum of the ranks'."""
     return _Pair.apply(x, _same, lambda grad: _all_reduce(grad, comm))
 
 

@@ -56,20 +56,23 @@ def token_loss(
 
 
 def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, comm: Comm) -> Tensor:
-    """Each token's loss, -log softmax(logits)[target], from logits that are cut along the vocabulary and stay so.
+    """Each token's loss, -log softmax(logits)[target], from logits cut along the vocabulary.
 
-    logits: [..., V/tp], on each rank as many; of a word that does not exist, -inf. targets: [...], int64, the same on
-    all ranks; where one is IGNORE the loss is 0. Result: [...], in float32 or better, the same on all ranks; each
-    rank's logits get the gradient of theirs. Three numbers a token travel, not V: the largest logit, then the sum of
-    exp(logit - largest) and the target's logit.
+    logits: [..., V/tp], on each rank as many; of a word that does not exist, -inf. targets: [...],
+    int64, the same on all ranks; where one is IGNORE the loss is 0. Result: [...], in float32 or
+    better, the same on all ranks; each rank's logits get the gradient of theirs. Three numbers a
+    token travel, not V: the largest logit, then the sum of exp(logit - largest) and the target's
+    logit.
 
-    Raises: TypeError or ValueError for targets that do not fit, or ranks with different numbers of logits.
+    Raises: TypeError or ValueError for targets that do not fit, or ranks with different numbers of
+    logits.
     Source: Shoeybi et al., Megatron-LM (arXiv 1909.08053), 3.
     """
     _check(logits, targets)
     words = logits.shape[-1] * comm.size
-    if not targets.is_cuda and bool(((targets != IGNORE) & ((targets < 0) | (targets >= words))).any()):
-        raise ValueError(f"a target is {IGNORE} or a number from 0 to {words - 1}: found up to {targets.max()}")
+    wrong = (targets != IGNORE) & ((targets < 0) | (targets >= words))
+    if not targets.is_cuda and bool(wrong.any()):
+        raise ValueError(f"a target is {IGNORE} or 0 to {words - 1}, not {int(targets[wrong][0])}")
     return _VocabParallel.apply(logits, targets, comm)
 
 

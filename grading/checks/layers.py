@@ -5,13 +5,13 @@ value.
 """
 
 import random
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 import minidist as md
 from grading.exercise import Case, Finding, equal, show
@@ -29,17 +29,17 @@ class Held:
     """Which of the tensors that went through `note` are still in memory, whatever names or views they have."""
 
     def __init__(self) -> None:
-        self.noted: dict[str, list[StorageWeakRef]] = {}
+        self.noted: dict[str, list[weakref.ref[torch.UntypedStorage]]] = {}
 
     def note(self, name: str, x: Tensor) -> None:
-        self.noted.setdefault(name, []).append(StorageWeakRef(x.untyped_storage()))
+        self.noted.setdefault(name, []).append(weakref.ref(x.untyped_storage()))
 
     def others(self, name: str) -> list[str]:
         """The names beside this one of whose tensors one is alive."""
         return [each for each, refs in self.noted.items() if each != name and any(map(self._alive, refs))]
 
-    def _alive(self, ref: StorageWeakRef) -> bool:
-        storage = torch.UntypedStorage._new_with_weak_ptr(ref.cdata)  # type: ignore[attr-defined]
+    def _alive(self, ref: "weakref.ref[torch.UntypedStorage]") -> bool:
+        storage = ref()
         return storage is not None and storage.nbytes() > 0
 
 
@@ -51,11 +51,11 @@ class Layer:
 
     def __init__(self, name: str, shape: Sequence[int], ask: Callable[[str], Any], log: list[Any]) -> None:
         self.name, self.shape, self._ask, self._log = name, tuple(shape), ask, log
-        self._weights, self._grads = Held(), Held()
+        self.held_weights, self.held_grads = Held(), Held()
 
     def beside(self, first: "Layer") -> "Layer":
         """This layer, with one memory of what is held for all of them."""
-        self._weights, self._grads = first._weights, first._grads
+        self.held_weights, self.held_grads = first.held_weights, first.held_grads
         return self
 
     def forward(self, weight: Any, h: Any) -> Tensor:
@@ -68,7 +68,7 @@ class Layer:
         scale, matrix = self._begin("backward", weight)
         inner = grad * (1 - torch.tanh(h @ matrix.T) ** 2) * scale
         of_weight = (inner.T @ h).flatten()
-        self._grads.note(self.name, of_weight)
+        self.held_grads.note(self.name, of_weight)
         return inner @ matrix, of_weight
 
     def _begin(self, what: str, weight: Any) -> tuple[float, Tensor]:
@@ -76,8 +76,10 @@ class Layer:
         if not isinstance(weight, Tensor) or weight.dim() != 1 or len(weight) != size:
             got = list(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
             raise ValueError(f"layer {self.name}.{what} needs its whole weight, [{size}], and was given {got}")
-        self._log.append([f"{what} {self.name}", self._weights.others(self.name), self._grads.others(self.name)])
-        self._weights.note(self.name, weight)
+        self._log.append(
+            [f"{what} {self.name}", self.held_weights.others(self.name), self.held_grads.others(self.name)]
+        )
+        self.held_weights.note(self.name, weight)
         return self._ask(f"{what} {self.name}"), weight.view(self.shape)
 
 

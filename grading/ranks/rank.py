@@ -125,7 +125,7 @@ def _no_threads_left(seconds: float = 0.5) -> None:
     it says later would belong to no call."""
     deadline = time.monotonic() + seconds
     for thread in threading.enumerate():
-        if thread is threading.current_thread() or isinstance(thread, threading._DummyThread):  # torch's own
+        if thread is threading.current_thread() or thread.name.startswith("Dummy-"):  # torch's own
             continue
         thread.join(max(deadline - time.monotonic(), 0.0))
         if thread.is_alive():

@@ -88,34 +88,37 @@ def tensor_parallel(
     seed: int | None = None,
     axis: str = "tp",
 ) -> Any:
-    """Cut `module` over the ranks of comm, in place, and return it. Every rank passes the whole module.
+    """Cut `module` over the ranks of comm, in place, and return it. All ranks pass the whole module.
 
         model = md.tensor_parallel(md.GPT(config), mesh["tp"])
         logits = model(tokens)                                                  # [B, S, V/tp]
         md.token_loss(logits, targets, mesh["dp"], tp=mesh["tp"]).backward()
 
-    All ranks of comm must get the same batches. Ranks that get others are another axis, averaged over by wrapping the
-    result in DataParallel. Make the optimizer afterwards: the parameters are new ones.
+    All ranks of comm must get the same batches. Ranks that get others are another axis, averaged
+    over by wrapping the result in DataParallel. Make the optimizer afterwards: the parameters are
+    new ones.
 
-    plan: names of modules (a star for any one part) -> roles; None: `gpt_plan`. A module without a role computes the
-    same on all ranks. sequence: between regions each rank has its part of the tokens, flat, [t, D]. seed: of what is
-    random in forward passes. Dropout drops what it would in one process seeded so, whatever the number of ranks, and
-    something else in each other replica. None: `torch.initial_seed()` of comm's first rank. axis: the name under which
-    the parameters note their placements.
+    plan: names of modules (a star for any one part) -> roles; None: `gpt_plan`. A module without a
+    role computes the same on all ranks. sequence: between regions each rank has its part of the
+    tokens, flat, [t, D]. seed: of what is random in forward passes. Dropout drops what it would in
+    one process seeded so, whatever the number of ranks, and something else in each other replica.
+    None: `torch.initial_seed()` of comm's first rank. axis: the name under which the parameters
+    note their placements.
 
-    Weights and buffers become those of comm's first rank. Raises, before anything is sent, ValueError or TypeError for
-    a plan that does not fit the module and for sizes that cannot be cut; RuntimeError, on all ranks, if their modules
-    or plans differ.
+    Weights and buffers become those of comm's first rank. Raises, before anything is sent,
+    ValueError or TypeError for a plan that does not fit the module and for sizes that cannot be
+    cut; RuntimeError, on all ranks, if their modules or plans differ.
     """
     if not isinstance(comm, Comm):
-        raise TypeError(f"comm is one axis of the mesh, such as mesh['tp'], and not {type(comm).__name__}")
+        raise TypeError(f"comm is an axis of the mesh, as mesh['tp'], not {type(comm).__name__}")
     if plan is None:
         if not isinstance(module, GPT):
             raise ValueError(f"there is a plan for GPT only: pass plan= for {type(module).__name__}")
         plan = gpt_plan(module.config)
     roles = match(plan, module)
     check_plan(roles, module, comm.size, sequence)
-    check_same_module(module, comm, [*(f"{name}: {role}" for name, role in roles.items()), f"sequence={sequence}"])
+    told = [*(f"{name}: {role}" for name, role in roles.items()), f"sequence={sequence}"]
+    check_same_module(module, comm, told)
     broadcast_tensors([*module.parameters(), *module.buffers()], comm)
 
     border = Border(comm, sequence, axis)

@@ -177,8 +177,9 @@ class Zero(nn.Module):
         if torch.is_grad_enabled():
             if not tensors:
                 raise TypeError(
-                    f"{unit.path or 'the module'} returned {type(out).__name__}, in which no tensor was found, so its "
-                    "backward pass could not be announced: return a tensor, or a tuple, list or dict of them"
+                    f"{unit.path or 'the module'} returned {type(out).__name__}, in which no tensor "
+                    "was found, so its backward pass could not be announced: return a tensor, or a "
+                    "tuple, list or dict of them"
                 )
             for tensor in tensors:
                 if tensor.requires_grad:
@@ -201,13 +202,13 @@ class Zero(nn.Module):
     def _before_backward(self, unit: Unit, _grad: Tensor) -> None:
         """Stage 3: the backward pass enters a unit. Those after it are done: reduce and free them.
 
-        All ranks come here in the same order, whatever parameters they used, so it is here that messages leave, and not
-        where the last gradient of a unit happens to arrive.
+        All ranks come here in the same order, whatever parameters they used, so it is here that
+        messages leave, and not where the last gradient of a unit happens to arrive.
         """
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "a backward pass with create_graph=True would be differentiated after stage 3 has freed the parameters "
-                "it needs: use stage 2"
+                "a backward pass with create_graph=True would be differentiated after stage 3 has "
+                "freed the parameters it needs: use stage 2"
             )
         self._begin()
         at = self._order.index(unit) if unit in self._order else len(self._order)
@@ -258,11 +259,11 @@ class Zero(nn.Module):
         return [*others, *reversed(self._order), self._root]
 
     def _launch(self, unit: Unit) -> None:
-        """A unit's gradients are complete: begin to reduce them, free its parameters, and finish the unit before."""
+        """A unit's gradients are complete: reduce them, free its parameters, finish the unit before."""
         if unit.launched:
             return
         unit.launched = True
-        if self.stage >= 2:  # there are two units' gradients at most: one on its way, and the one being computed
+        if self.stage >= 2:  # two units' gradients at most: one on its way, one being computed
             self._wait(self._pending)
             self._pending = []
         if not self._keep:
@@ -330,9 +331,9 @@ class Zero(nn.Module):
 
     @torch.no_grad()
     def step(self) -> None:
-        """The optimizer's step on what this rank owns; then every rank has the parameters that it keeps. Collective."""
+        """The optimizer's step on what this rank owns; then every rank has what it keeps. Collective."""
         if self.optimizer is None:
-            raise RuntimeError("there is no optimizer to step: build Zero(..., optimizer=lambda groups: ...)")
+            raise RuntimeError("there is no optimizer: build Zero(..., optimizer=lambda groups: ...)")
         if not self.synced:
             raise RuntimeError(
                 "the gradients are this rank's alone: run the backward pass of the last micro-batch outside no_sync"

@@ -45,7 +45,8 @@ def zero_memory(
 ) -> Held:
     """Bytes per rank between the backward pass and the step. The last three are bytes a parameter.
 
-    optimizer_bytes: moments, and master weights where the optimizer updates a copy. Defaults: Adam in mixed precision.
+    optimizer_bytes: moments, and master weights where the optimizer updates a copy. Defaults: Adam
+    in mixed precision.
 
     >>> [zero_memory(1000, 4, stage).total for stage in range(4)]
     [16000.0, 7000.0, 5500.0, 4000.0]
@@ -56,7 +57,8 @@ def zero_memory(
     if ranks < 1:
         raise ValueError(f"ranks={ranks} must be at least 1")
     each = {"params": param_bytes, "grads": grad_bytes, "optimizer": optimizer_bytes}
-    return Held(**{what: parameters * n / (ranks if what in SHARDED[stage] else 1) for what, n in each.items()})
+    parts = {what: ranks if what in SHARDED[stage] else 1 for what in each}
+    return Held(**{what: parameters * n / parts[what] for what, n in each.items()})
 
 
 def zero_traffic(parameters: float, ranks: int, stage: int) -> float:

@@ -5,13 +5,13 @@ value.
 """
 
 import random
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 import minidist as md
 from grading.exercise import Case, Finding, equal, show
@@ -29,17 +29,17 @@ class Held:
     """Which of the tensors that went through `note` are still in memory, whatever names or views they have."""
 
     def __init__(self) -> None:
-        self.noted: dict[str, list[StorageWeakRef]] = {}
+        self.noted: dict[str, list[weakref.ref[torch.UntypedStorage]]] = {}
 
     def note(self, name: str, x: Tensor) -> None:
-        self.noted.setdefault(name, []).append(StorageWeakRef(x.untyped_storage()))
+        self.noted.setdefault(name, []).append(weakref.ref(x.untyped_storage()))
 
     def others(self, name: str) -> list[str]:
         """The names beside this one of whose tensors one is alive."""
         return [each for each, refs in self.noted.items() if each != name and any(map(self._alive, refs))]
 
-    def _alive(self, ref: StorageWeakRef) -> bool:
-        storage = torch.UntypedStorage._new_with_weak_ptr(ref.cdata)  # type: ignore[attr-defined]
+    def _alive(self, ref: weakref.ref[torch.UntypedStorage]) -> bool:
+        storage = ref()
         return storage is not None and storage.nbytes() > 0
 
 

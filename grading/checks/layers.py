@@ -38,7 +38,7 @@ class Held:
         """The names beside this one of whose tensors one is alive."""
         return [each for each, refs in self.noted.items() if each != name and any(map(self._alive, refs))]
 
-    def _alive(self, ref: "weakref.ref[torch.UntypedStorage]") -> bool:
+    def _alive(self, ref: weakref.ref[torch.UntypedStorage]) -> bool:
         storage = ref()
         return storage is not None and storage.nbytes() > 0
 

@@ -88,7 +88,7 @@ def tensor_parallel(
     seed: int | None = None,
     axis: str = "tp",
 ) -> Any:
-    """Cut `module` over the ranks of comm, in place, and return it. All ranks pass the whole module.
+    """Cut `module` over comm's ranks, in place, and return it. All ranks pass the whole module.
 
         model = md.tensor_parallel(md.GPT(config), mesh["tp"])
         logits = model(tokens)                                                  # [B, S, V/tp]
@@ -113,7 +113,7 @@ def tensor_parallel(
         raise TypeError(f"comm is an axis of the mesh, as mesh['tp'], not {type(comm).__name__}")
     if plan is None:
         if not isinstance(module, GPT):
-            raise ValueError(f"there is a plan for GPT only: pass plan= for {type(module).__name__}")
+            raise ValueError(f"only GPT has a plan: pass plan= for {type(module).__name__}")
         plan = gpt_plan(module.config)
     roles = match(plan, module)
     check_plan(roles, module, comm.size, sequence)

@@ -331,9 +331,9 @@ class Zero(nn.Module):
 
     @torch.no_grad()
     def step(self) -> None:
-        """The optimizer's step on what this rank owns; then every rank has what it keeps. Collective."""
+        """The optimizer's step on what this rank owns; then all have what they keep. Collective."""
         if self.optimizer is None:
-            raise RuntimeError("there is no optimizer: build Zero(..., optimizer=lambda groups: ...)")
+            raise RuntimeError("no optimizer: build Zero(..., optimizer=lambda groups: ...)")
         if not self.synced:
             raise RuntimeError(
                 "the gradients are this rank's alone: run the backward pass of the last micro-batch outside no_sync"

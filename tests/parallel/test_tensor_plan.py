@@ -127,7 +127,7 @@ def test_plans_that_fit():
 
 
 def test_only_a_gpt_has_a_plan_of_its_own(solo):
-    with pytest.raises(ValueError, match="there is a plan for GPT only: pass plan= for Sequential"):
+    with pytest.raises(ValueError, match="only GPT has a plan: pass plan= for Sequential"):
         md.tensor_parallel(pair(), solo)
     with pytest.raises(ValueError, match="nothing that tensor_parallel cut"):
         md.full_grads(pair())

@@ -333,7 +333,7 @@ class Zero(nn.Module):
     def step(self) -> None:
         """The optimizer's step on what this rank owns; then all have what they keep. Collective."""
         if self.optimizer is None:
-            raise RuntimeError("no optimizer: build Zero(..., optimizer=lambda groups: ...)")
+            raise RuntimeError("there is no optimizer: build Zero(optimizer=lambda groups: ...)")
         if not self.synced:
             raise RuntimeError(
                 "the gradients are this rank's alone: run the backward pass of the last micro-batch outside no_sync"

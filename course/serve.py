@@ -15,9 +15,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from course.files import ROOT
+import zmq
 
-SETTINGS = Path(__file__).parent / "jupyterlab"  # overrides.json: see there for what is switched off
+from course.files import ROOT
+from grading.course.scratch import exchange
+
+SETTINGS = Path(__file__).parent / "jupyterlab"  # see there for what is switched off: in lessons, all of nbgrader
+FORMGRADER = SETTINGS / "formgrader"  # what an instructor has beyond that
+NBGRADER = ("formgrader", "validate_assignment", "assignment_list", "course_list")  # its extensions of the server
 WARM = Path(sys.prefix) / "minidist-warm"  # left by the first start, whose imports take long
 
 
@@ -98,10 +103,11 @@ def course_folder(folder: Path) -> Path:
     """An instructor's folder. Raises FileNotFoundError with the command that makes one."""
     if not (folder / "nbgrader_config.py").is_file():
         raise FileNotFoundError(f"{folder} is no course folder: make one with `grading new-course {folder}`")
+    exchange(folder).mkdir(parents=True, exist_ok=True)
     return folder.resolve()
 
 
-def arguments(place: Place, port: int, token: str, page: str, root: Path) -> list[str]:
+def arguments(place: Place, port: int, token: str, page: str, root: Path, *, formgrader: bool = False) -> list[str]:
     """JupyterLab's command line: local, quiet, and asking no other machine for anything. page: what it opens on."""
     chosen = {
         "ServerApp.ip": place.ip,
@@ -119,8 +125,11 @@ def arguments(place: Place, port: int, token: str, page: str, root: Path) -> lis
         "LabApp.check_for_updates_class": "jupyterlab.handlers.announcements.NeverCheckForUpdate",
         "LabApp.extension_manager": "readonly",
         "KernelSpecManager.ensure_native_kernel": True,
+        "KernelManager.transport_encryption": "auto" if zmq.has("curve") else "disabled",  # else each kernel complains
     }
     line = [f"--{name}={value}" for name, value in chosen.items()]
+    for name in NBGRADER:
+        line.append(f"--ServerApp.jpserver_extensions=nbgrader.server_extensions.{name}={formgrader}")
     return [*line, "--allow-root"] if place.root else line
 
 
@@ -164,8 +173,13 @@ def open_course(environment: Mapping[str, str], root: Path = ROOT, instructor: P
     if instructor is None:
         page = f"/lab/tree/{first_lesson(root / 'workspace').relative_to(root).as_posix()}"
     else:
+        from grading.course.nbgrader_settings import find_commands
+
         root, page = course_folder(instructor), "/formgrader"
         os.chdir(root)  # where nbgrader looks for its settings
+        find_commands()
+        more = [str(FORMGRADER), environment.get("JUPYTER_CONFIG_PATH", "")]
+        os.environ["JUPYTER_CONFIG_PATH"] = os.pathsep.join(filter(None, more))
     wanted = parse_port(environment.get("PORT", "8888"))
     place = find_place(environment)
     port = free_port(wanted, place.ip)
@@ -178,7 +192,7 @@ def open_course(environment: Mapping[str, str], root: Path = ROOT, instructor: P
 
     token = secrets.token_hex(24)
     # In this process: no second one to outlive it, and no token on a command line that other users can read.
-    server = LabApp.initialize_server(arguments(place, port, token, page, root))
+    server = LabApp.initialize_server(arguments(place, port, token, page, root, formgrader=instructor is not None))
     text = message(place, port, token, page, user_and_host(environment))
     server.io_loop.add_callback(lambda: print(text, flush=True))
     server.start()

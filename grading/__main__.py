@@ -33,20 +33,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         print(f"{name!r} is no command. There are:\n{known}", file=sys.stderr)
         return 2
+    from grading.course.plain import plain
     from grading.course.settings import CourseError
 
     try:
         return importlib.import_module(COMMANDS[name][0]).main(rest)
     except CourseError as error:
-        print(f"grading {name}: {error}", file=sys.stderr)
+        print(plain(f"grading {name}: {error}"), file=sys.stderr)
+    except KeyboardInterrupt:
+        print(f"grading {name}: stopped. What was done before is kept, and nothing is left running", file=sys.stderr)
+        return 130
     except OSError as error:
         where = f" {error.filename}" if error.filename else ""
         reason = error.strerror or str(error)
-        print(
+        text = (
             f"grading {name}: cannot go on:{where}: {reason}. Grades and files that were there are as they were; mend "
-            "this and run the same command again",
-            file=sys.stderr,
+            "this and run the same command again"
         )
+        print(plain(text), file=sys.stderr)
     return 1
 
 

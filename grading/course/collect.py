@@ -11,7 +11,6 @@ import io
 import os
 import re
 import shutil
-import tempfile
 import unicodedata
 import zipfile
 import zlib
@@ -20,7 +19,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
+from grading.course.plain import plain
 from grading.course.record import lateness, replace_folder, submitted_at
+from grading.course.scratch import scratch
 from grading.course.settings import Course, CourseError, Learner, load
 
 LARGEST = 200 << 20  # bytes of one submission, unpacked
@@ -74,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("paths", nargs="*", type=Path, help="zip files or folders; otherwise inbox/ASSIGNMENT")
     options = parser.parse_args(argv)
     for line in collect(load(Path.cwd()), options.assignment, options.paths):
-        print(line)
+        print(plain(line))
     return 0
 
 
@@ -86,6 +87,8 @@ def collect(course: Course, name: str, paths: Sequence[Path] = ()) -> list[str]:
     for place in places:
         if paths and not place.exists():
             raise CourseError(f"{place} does not exist: name a zip file or a folder")
+    if not any(place.exists() for place in places) and not list(course.folder("submitted").glob(f"*/{name}")):
+        raise CourseError(f"there is no {places[0]}: make it, and put there what your learning system gives you")
     lines: list[str] = []
     found: dict[str, list[Handed]] = {}
     for place in places:
@@ -247,8 +250,8 @@ def _take(course: Course, name: str, learner: str, several: list[Handed]) -> lis
             *lines,
             f"{learner}: more than {LARGEST >> 20} MB or {MOST_FILES} files; not collected, look at it by hand",
         ]
-    with tempfile.TemporaryDirectory(prefix=".collect-", dir=course.root) as folder:
-        staged = Path(folder) / name
+    with scratch(course.root, "collect") as folder:
+        staged = folder / name
         for file in newest.files:
             target = staged / file.path
             target.parent.mkdir(parents=True, exist_ok=True)

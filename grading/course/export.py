@@ -9,9 +9,9 @@ from typing import Any
 
 from nbgrader.api import MissingEntry
 
-from grading.course.nbgrader_settings import gradebook
+from grading.course.nbgrader_settings import ANEW, entry, gradebook
 from grading.course.record import penalty, score
-from grading.course.settings import Course, load
+from grading.course.settings import Course, CourseError, load
 from grading.files import write_atomically
 
 COLUMNS: tuple[str, ...] = (
@@ -49,6 +49,12 @@ def export(course: Course, target: Path, names: Sequence[str] = ()) -> int:
         known = [assignment.name for assignment in book.assignments]
         for name in names:
             course.assignment(name)
+            entry(course, book, name)
+        if not known:
+            raise CourseError(
+                f"the gradebook has no assignment, so {target} was not written. If it was deleted, "
+                + ANEW.format("ASSIGNMENT")
+            )
         rows = [row for name in known if not names or name in names for row in _rows(course, book, name)]
         book.db.commit()
     text = io.StringIO()

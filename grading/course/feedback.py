@@ -7,13 +7,13 @@ loads nothing from another machine: formulas stay as they were typed.
 
 import argparse
 import re
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from grading.course.nbgrader_settings import Messages, configure, course_directory, gradebook, logger
-from grading.course.record import penalty, replace_folder
+from grading.course.nbgrader_settings import Messages, configure, course_directory, entry, gradebook, logger
+from grading.course.record import graded_notebooks, penalty, replace_folder
 from grading.course.release import pack
+from grading.course.scratch import scratch
 from grading.course.settings import Course, CourseError, load
 
 
@@ -31,33 +31,39 @@ def main(argv: Sequence[str]) -> int:
 def feedback(course: Course, name: str, learners: Sequence[str] = ()) -> list[Path]:
     """Make feedback/LEARNER/NAME for everyone graded, or some; returns the pages."""
     course.assignment(name)
-    graded = sorted(path.parent.name for path in course.folder("autograded").glob(f"*/{name}"))
+    graded = sorted({path.parent.parent.name for path in course.folder("autograded").glob(f"*/{name}/*.ipynb")})
     if not graded:
         raise CourseError(f"nothing was graded yet: run grading grade {name} first")
     for learner in learners:
         if learner not in graded:
             raise CourseError(f"{learner} was not graded: there is no autograded/{learner}/{name}")
     with gradebook(course) as book:  # a person may have changed points since
-        for submission in book.assignment_submissions(name):
+        entry(course, book, name)
+        entered = {submission.student.id: submission for submission in book.assignment_submissions(name)}
+        lost = sorted(set(learners or graded) - set(entered))
+        if lost:
+            raise CourseError(f"the gradebook does not have {', '.join(lost)}: grade again, with grading grade {name}")
+        for submission in entered.values():
             penalty(course, submission)
         book.db.commit()
     pages: list[Path] = []
-    with tempfile.TemporaryDirectory(prefix=".feedback-", dir=course.root) as folder:
+    with scratch(course.root, "feedback") as folder:
         for learner in learners or graded:
-            made = _convert(course, name, learner, Path(folder))
+            made = _convert(course, name, learner, folder)
             place = course.folder("feedback", name, learner)
             replace_folder(made, place)
             pages += sorted(place.glob("*.html"))
-        everyone = Path(folder) / name
+        everyone = folder / name
         for page in sorted(course.folder("feedback").glob(f"*/{name}/*.html")):
             target = everyone / page.parent.parent.name / page.name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(page.read_bytes())
-        pack(everyone, Path(folder) / "all.zip").replace(course.folder("feedback") / f"{name}.zip")
+        pack(everyone, folder / "all.zip").replace(course.folder("feedback") / f"{name}.zip")
     return pages
 
 
 def _convert(course: Course, name: str, learner: str, folder: Path) -> Path:
+    graded_notebooks(course.folder("autograded", name, learner))  # or say which cannot be read
     from nbgrader.converters import GenerateFeedback
     from nbgrader.converters.base import NbGraderException
     from traitlets.config import Config

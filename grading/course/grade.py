@@ -21,16 +21,20 @@ from grading.course.nbgrader_settings import (
     configure,
     course_directory,
     enter_roster,
+    entry,
     find_commands,
     gradebook,
     logger,
 )
-from grading.course.pool import Ended, run_each
+from grading.course.plain import plain
+from grading.course.pool import Ended, run_each, uninterrupted
 from grading.course.record import Score, enter, for_a_person, outcomes, replace_folder
 from grading.course.repair import repair
+from grading.course.scratch import LOGS, WORK, scratch, short_scratch
 from grading.course.settings import Course, CourseError, load
 
-WORK = ".grading"  # in the course folder: what is being graded, and what was printed while grading
+USUAL_S = 5.0  # for one submission on a quiet machine, measured with ps02: most of it is importing torch
+LOG_BYTES = 1 << 20  # kept of what was printed while grading one
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,8 @@ class Graded:
             what = f"{self.score.final:g} of {self.score.possible:g}"
             what += f", {self.score.blocked:g} blocked" if self.score.blocked else ""
             what += f", {self.score.penalty:g} taken off for lateness" if self.score.penalty else ""
-        return "\n".join([f"{self.learner:16} {what}  ({self.seconds:.1f} s)", *(f"    {note}" for note in self.notes)])
+        lines = [f"{self.learner:16} {what}  ({self.seconds:.1f} s)", *(f"    {note}" for note in self.notes)]
+        return plain("\n".join(lines))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -70,36 +75,63 @@ def grade(
     """Grade the submissions of an assignment, and print a line for each. Raises CourseError before anything starts."""
     if jobs < 1:
         raise CourseError("--jobs is a number of at least 1")
-    checks = ready(course, name, sandboxed=sandboxed)
+    released(course, name)
     found, notes = submissions(course, name, learners)
     for note in notes:
-        print(note)
+        print(plain(note))
     if not found:
         raise CourseError(
             f"nothing to grade: there is no submitted/LEARNER/{name}; collect first: grading collect {name}"
         )
+    print(announced(name, len(found), jobs), flush=True)
     started = time.monotonic()
+    checks = ready(course, name, sandboxed=sandboxed)
     enter_roster(course)
-    logs = course.root / WORK / "logs" / name
+    logs = course.root / WORK / LOGS / name
     logs.mkdir(parents=True, exist_ok=True)
     results = []
-    # scratch: short, since sockets lie in it, and removed also when a process had to be ended.
-    with (
-        tempfile.TemporaryDirectory(prefix=f"{name}-", dir=course.root / WORK) as folder,
-        tempfile.TemporaryDirectory(prefix="md-", ignore_cleanup_errors=True) as scratch,
-    ):
-        staging = Path(folder)
+    with scratch(course.root, name) as staging, short_scratch(staging) as short:
         tasks = {
             learner: lambda learner=learner: grade_one(
-                course, checks, name, learner, staging, scratch, sandboxed=sandboxed
+                course, checks, name, learner, staging, short, sandboxed=sandboxed
             )
             for learner in found
         }
         for ended in run_each(tasks, jobs, course.limits.on_a_busy_machine().submission_s, logs):
-            results.append(_settle(course, name, ended, staging, logs))
-            print(results[-1].line(), flush=True)
+            with uninterrupted():
+                results.append(_settle(course, name, ended, staging, logs))
+            passed = time.monotonic() - started
+            print(f"{len(results)} of {len(found)}, {passed:.0f} s: {results[-1].line()}", flush=True)
     print(f"{len(results)} graded in {time.monotonic() - started:.0f} s")
     return results
+
+
+def announced(name: str, count: int, jobs: int) -> str:
+    """What is about to be done, and about how long it takes.
+
+    >>> announced("ps02", 22, 2)
+    '22 submissions of ps02, 2 at a time: about 60 s on a quiet machine'
+    """
+    rounds = -(-count // jobs)
+    seconds = round(max(1, rounds) * USUAL_S + USUAL_S, -1)
+    about = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    some = "1 submission" if count == 1 else f"{count} submissions"
+    return f"{some} of {name}, {min(jobs, count)} at a time: about {about} on a quiet machine"
+
+
+def released(course: Course, name: str) -> None:
+    """Raises CourseError where an assignment's release is not there or damaged, or the gradebook does not have it."""
+    course.assignment(name)
+    paths = sorted(course.folder("release", name).glob("*.ipynb"))
+    if not paths:
+        raise CourseError(f"{name} was not released: run grading release {name} first")
+    for path in paths:
+        try:
+            nbformat.read(path, as_version=4)
+        except (ValueError, AttributeError, KeyError, TypeError) as error:
+            raise CourseError(f"{path} is damaged: run grading release {name} again") from error
+    with gradebook(course) as book:
+        entry(course, book, name)
 
 
 def ready(course: Course, name: str, *, sandboxed: bool) -> Any:
@@ -110,9 +142,6 @@ def ready(course: Course, name: str, *, sandboxed: bool) -> Any:
     from grading.course.examine import Checks
     from grading.course.likeness import package_functions
 
-    course.assignment(name)
-    if not list(course.folder("release", name).glob("*.ipynb")):
-        raise CourseError(f"{name} was not released: run grading release {name} first")
     checks = Checks.load(course, name)
     course.roster()
     course.extensions()
@@ -146,16 +175,16 @@ def submissions(course: Course, name: str, only: Sequence[str] = ()) -> tuple[li
 
 
 def grade_one(
-    course: Course, checks: Any, name: str, learner: str, staging: Path, scratch: str, *, sandboxed: bool
+    course: Course, checks: Any, name: str, learner: str, staging: Path, short: str, *, sandboxed: bool
 ) -> None:
-    """Repair and run one submission, all within staging and scratch. For a process of its own."""
+    """Repair and run one submission, all within staging and short. For a process of its own."""
     from nbgrader.converters import Autograde
     from traitlets.config import Config
 
     from grading.course.execute import SafeExecute
 
     SafeExecute.prepared = checks
-    tempfile.tempdir = scratch
+    tempfile.tempdir = short
     notes = repair(
         course.folder("submitted", name, learner),
         course.folder("release", name),
@@ -186,6 +215,7 @@ def _settle(course: Course, name: str, ended: Ended, staging: Path, logs: Path) 
     who, log = ended.name, logs / f"{ended.name}.log"
     graded = staging / "graded" / who / name
     handed_in = course.folder("submitted", name, who)
+    _clean(log)
     if ended.code != 0 or not list(graded.glob("*.ipynb")):
         over = f"it took more than {course.limits.submission_s:g} s" if ended.code is None else f"see {log}"
         with gradebook(course) as book:
@@ -202,6 +232,15 @@ def _settle(course: Course, name: str, ended: Ended, staging: Path, logs: Path) 
         score = enter(course, book, name, who, graded)
     replace_folder(graded, course.folder("autograded", name, who))
     return Graded(who, score, ended.seconds, (*notes, *remarks))
+
+
+def _clean(log: Path) -> None:
+    """Make a log one that can be read in a terminal: a learner's code may have printed into it."""
+    with open(log, "rb+") as file:
+        text = file.read(LOG_BYTES).decode("utf-8", "replace")
+        file.seek(0)
+        file.write(plain(text).encode())
+        file.truncate()
 
 
 def _notes(path: Path) -> tuple[str, ...]:

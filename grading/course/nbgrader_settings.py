@@ -9,13 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nbgrader.api import Gradebook
+from nbgrader.api import Gradebook, MissingEntry
 from nbgrader.coursedir import CourseDirectory
 from traitlets.config import Config
 
+from grading.course.scratch import exchange
 from grading.course.settings import Course, CourseError
 
 EMPTY_SOLUTION = "# YOUR CODE HERE\nraise NotImplementedError"
+DAMAGED = ("not a database", "malformed", "no such table", "no such column")
+ANEW = (
+    "put your copy of it back. Without one, run grading release {0} and grading grade {0} again; scores given by hand "
+    "are in the copy only"
+)
 LONGEST_OUTPUT = 1000  # lines of a cell
 
 
@@ -25,6 +31,7 @@ def configure(config: Config, course: Course, *, sandboxed: bool = True) -> Conf
     config.CourseDirectory.course_id = course.id
     config.CourseDirectory.db_url = course.gradebook_url
     config.CourseDirectory.ignore = [".ipynb_checkpoints", "*.pyc", "__pycache__", "feedback", ".DS_Store"]
+    config.Exchange.root = str(exchange(course.root))
     config.ClearSolutions.code_stub = {"python": EMPTY_SOLUTION}
     config.OverwriteCells.add_missing_cells = True
     config.SafeExecute.course_root = str(course.root)
@@ -50,7 +57,10 @@ def course_directory(course: Course, **folders: Path) -> CourseDirectory:
 
 @contextlib.contextmanager
 def gradebook(course: Course) -> Iterator[Any]:  # a Gradebook, whose annotations do not fit what it takes
-    """The course's gradebook, made where there is none. What fails inside leaves it as it was."""
+    """The course's gradebook, made where there is none. What fails inside leaves it as it was.
+
+    Raises CourseError where it cannot be used, or lacks what it was asked for.
+    """
     from sqlalchemy.exc import SAWarning, SQLAlchemyError
 
     find_commands()
@@ -64,10 +74,27 @@ def gradebook(course: Course) -> Iterator[Any]:  # a Gradebook, whose annotation
                 raise
     except SQLAlchemyError as error:
         reason = str(getattr(error, "orig", None) or error).splitlines()[0]
+        what = f"the gradebook {course.root / 'gradebook.db'} cannot be used ({reason})"
+        if any(word in reason for word in DAMAGED):
+            raise CourseError(f"{what}: it is damaged. Move it away, and {ANEW.format('ASSIGNMENT')}") from error
         raise CourseError(
-            f"the gradebook {course.root / 'gradebook.db'} cannot be used ({reason}). What it holds is as it was. "
+            f"{what}. What it holds is as it was. "
             "Check that its folder can be written to and has space, then run the same command again"
         ) from error
+    except MissingEntry as error:
+        raise CourseError(f"the gradebook lacks something ({error}): {ANEW.format('ASSIGNMENT')}") from error
+
+
+def entry(course: Course, book: Any, name: str) -> Any:
+    """An assignment's entry in the gradebook. Raises CourseError with what puts it there."""
+    try:
+        return book.find_assignment(name)
+    except MissingEntry:
+        known = ", ".join(assignment.name for assignment in book.assignments) or "none"
+        raise CourseError(
+            f"the gradebook {course.root / 'gradebook.db'} has no assignment {name}, but {known}. If it was deleted, "
+            + ANEW.format(name)
+        ) from None
 
 
 def find_commands() -> None:

@@ -2,6 +2,9 @@
 
 import argparse
 import secrets
+import shlex
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -52,7 +55,7 @@ from grading.course.settings import load
 
 configure(get_config(), load(Path(__file__).parent))  # noqa: F821
 ''',
-    ".gitignore": "/.grading/\n/.release-*/\n.ipynb_checkpoints/\n__pycache__/\n",
+    ".gitignore": "/.grading/\n.ipynb_checkpoints/\n__pycache__/\n",
     "README.md": """# {id}
 
 One course, as its instructor keeps it. `docs/instructor.md` in the minidist repository says how to use it.
@@ -84,7 +87,24 @@ def main(argv: Sequence[str]) -> int:
     folder = parser.parse_args(argv).folder
     for line in new_course(folder):
         print(line)
+    print("\n".join(next_steps(folder)))
     return 0
+
+
+def next_steps(folder: Path) -> list[str]:
+    """The commands that come next, from where this one was run."""
+    here = Path(sys.executable).parent
+    path = [] if shutil.which("grading") else [f'  export PATH="{here}:$PATH"']
+    return [
+        "",
+        "Next:",
+        *path,
+        f"  cd {shlex.quote(str(folder))}",
+        "  grading doctor          # can this machine grade?",
+        "  $EDITOR roster.csv      # a line for each learner",
+        "  grading release ps02    # makes release/ps02.zip, to hand out",
+        f"All of it is in {Path(__file__).resolve().parents[2] / 'docs' / 'instructor.md'}.",
+    ]
 
 
 def new_course(folder: Path) -> list[str]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from grading.course.plain import plain
+
 STATES = ("passed", "failed", "blocked")
 
 
@@ -46,6 +48,10 @@ class Outcome:
     text: str
     notes: tuple[str, ...] = ()
     held: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", plain(self.text))  # what a learner's code raised stands in it
+        object.__setattr__(self, "notes", tuple(map(plain, self.notes)))
 
     @property
     def points(self) -> float:

@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from grading.course.settings import CourseError
 
+PR_SET_PDEATHSIG = 1  # the signal that comes when our parent ends
 PR_SET_CHILD_SUBREAPER = 36  # processes whose parent ended become our children
 
 
@@ -48,21 +50,40 @@ def run_each(tasks: Mapping[str, Callable[[], None]], jobs: int, deadline_s: flo
                 yield Ended(name, code, time.monotonic() - since)
             time.sleep(0.02)
     finally:
-        for pid in running:
-            _end(pid)
-        end_descendants(others)
-        _adopt_orphans(False)
+        with uninterrupted():
+            for pid in running:
+                _end(pid)
+            end_descendants(others)
+            _adopt_orphans(False)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until the end of this: for what has to be done as a whole."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 def _start(task: Callable[[], None], log: Path) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
+    parent = os.getpid()
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
         os.setsid()
+        _end_with(parent)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         file = os.open(log, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
         nothing = os.open(os.devnull, os.O_RDONLY)
@@ -135,6 +156,14 @@ def descendants(pid: int) -> list[int]:
         found += below
         waiting += below
     return found
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its parent does, also by force."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it was gone already
+            os._exit(1)
 
 
 def _adopt_orphans(yes: bool) -> None:

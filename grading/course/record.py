@@ -14,7 +14,7 @@ from nbgrader import utils
 from nbgrader.api import MissingEntry
 
 from grading.course.outcome import Outcome
-from grading.course.settings import Course
+from grading.course.settings import Course, CourseError
 
 BLOCKED = "Could not be decided on the machine that graded, and is graded by hand: {}."
 
@@ -43,8 +43,17 @@ def outcomes(notebook: NotebookNode) -> dict[str, Outcome]:
 
 
 def graded_notebooks(folder: Path) -> dict[str, NotebookNode]:
-    """The notebooks of a graded submission by name; none where there is none."""
-    return {path.stem: nbformat.read(path, as_version=4) for path in sorted(folder.glob("*.ipynb"))}
+    """The notebooks of a graded submission by name; none where there is none. Raises CourseError."""
+    return {path.stem: _read(path) for path in sorted(folder.glob("*.ipynb"))}
+
+
+def _read(path: Path) -> NotebookNode:
+    try:
+        return nbformat.read(path, as_version=4)
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise CourseError(
+            f"{path} is damaged: run grading grade {path.parent.name} {path.parent.parent.name} again"
+        ) from error
 
 
 def submitted_at(folder: Path) -> datetime | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from grading.course.grade import grade
 from grading.course.outcome import Outcome
+from grading.course.plain import plain
 from grading.course.record import graded_notebooks, outcomes
 from grading.course.settings import Course, load
 
@@ -21,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     lines = regrade(
         load(Path.cwd()), options.assignment, options.learners, jobs=options.jobs, sandboxed=not options.no_sandbox
     )
-    print("\n".join(lines) if lines else "Nothing changed.")
+    print(plain("\n".join(lines)) if lines else "Nothing changed.")
     return 0
 
 

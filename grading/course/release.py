@@ -7,7 +7,6 @@ leaves before it was searched for solutions, checks, answers and explanations.
 import argparse
 import os
 import shutil
-import tempfile
 import zipfile
 from collections.abc import Sequence
 from datetime import UTC
@@ -28,6 +27,7 @@ from grading.course.nbgrader_settings import (
     logger,
 )
 from grading.course.record import replace_folder
+from grading.course.scratch import scratch
 from grading.course.settings import PUBLIC, Course, CourseError, load
 from grading.course.source import notebook
 from grading.files import write_atomically
@@ -57,8 +57,8 @@ def release(course: Course, name: str) -> tuple[Path, Path]:
     made = notebook(written, checks.points)
     modules = modules_of([cell.source for cell in made.cells if cell.cell_type == "code"], checks.bank)
     source = course.folder("source", name)
-    with tempfile.TemporaryDirectory(prefix=".release-", dir=course.root) as folder:
-        staging = Path(folder)
+    with scratch(course.root, "release") as folder:
+        staging = folder
         draft = staging / "source" / "." / name
         draft.mkdir(parents=True)
         nbformat.write(made, draft / f"{written.stem}.ipynb")

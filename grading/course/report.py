@@ -8,6 +8,7 @@ from pathlib import Path
 
 from grading.bank import Bank
 from grading.course.outcome import Item, Outcome
+from grading.course.plain import plain
 from grading.course.regrade import judged
 from grading.course.settings import Course, CourseError, load
 from grading.files import write_atomically
@@ -71,7 +72,7 @@ def report(course: Course, name: str) -> str:
         lines.append(f"| {row.part} | {row.name} | {right} | {apart} | {row.blocked} | {mistakes} |")
     lines += ["", "## Options that nobody picked", ""]
     lines += [f"- {line}" for line in nobody] or ["None." if picked else "Nobody answered."]
-    return "\n".join([*lines, "", "## Criterion by learner", "", *_matrix(results, rows), ""])
+    return plain("\n".join([*lines, "", "## Criterion by learner", "", *_matrix(results, rows), ""]))
 
 
 def summarise(results: Mapping[str, Mapping[str, Outcome]]) -> list[Row]:

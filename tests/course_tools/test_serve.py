@@ -137,7 +137,12 @@ def test_comms_wait_their_turn_and_no_news_is_fetched(server: Server):
     page = server.fetch("/lab").decode()
     found = re.search(r'<script id="jupyter-config-data" type="application/json">(.*?)</script>', page, re.DOTALL)
     assert found
-    assert json.loads(found[1])["news"] == {"disabled": True}
+    config = json.loads(found[1])
+    assert config["news"] == {"disabled": True}
+    assert "@jupyter/nbgrader" in config["disabledExtensions"]
+    with pytest.raises(urllib.error.HTTPError) as missing:
+        server.fetch("/formgrader")
+    assert missing.value.code == 404
 
 
 def test_kernels_are_this_python_and_end_with_the_server(server: Server):
@@ -146,6 +151,12 @@ def test_kernels_are_this_python_and_end_with_the_server(server: Server):
     server.fetch("/api/kernels", data=body, method="POST", headers={"Content-Type": "application/json"})
     (kernel,) = psutil.Process(server.process.pid).children()
     assert kernel.cmdline()[0] == sys.executable
+    until = time.monotonic() + 60
+    while not kernel.net_connections("tcp"):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    time.sleep(0.5)
+    assert "IPKernelApp" not in "".join(server.printed)  # such as that its messages are not encrypted
     server.process.send_signal(signal.SIGTERM)
     server.process.wait(timeout=30)
     kernel.wait(timeout=30)

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import nbformat
 import pytest
 from nbformat.notebooknode import NotebookNode
 
+from grading import __main__ as command
 from grading.bank import Bank
 from grading.course import audit
 from grading.course.export import export
@@ -299,6 +301,53 @@ def test_missing_folders_are_told(course: Course, tmp_path: Path):
             grade(course, "small")
     finally:
         (course.root / "roster.bak").rename(course.root / "roster.csv")
+
+
+def test_a_lost_gradebook_or_file_is_told_by_every_command_in_one_line(
+    course: Course, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(course.root)
+
+    def said(*argv: str) -> str:
+        capsys.readouterr()
+        assert command.main(list(argv)) == 1
+        return capsys.readouterr().err
+
+    book = course.root / "gradebook.db"
+    kept, anew = book.read_bytes(), "run grading release small and grading grade small again"
+    try:
+        book.unlink()
+        for name in ("grade", "regrade", "feedback"):
+            assert anew in said(name, "small")
+        assert "the gradebook has no assignment, so" in said("export")
+        book.write_bytes(b"rubbish" * 1000)
+        for name in ("grade", "regrade", "feedback", "release"):
+            assert "it is damaged. Move it away" in said(name, "small")
+        book.unlink()
+        release(course, "small")
+        assert "the gradebook does not have ada, emmy, late: grade again" in said("feedback", "small")
+    finally:
+        book.write_bytes(kept)
+    assert "has no assignment ps77, but small" in said("export", "ps77")
+    assert "inbox/ps77: make it" in said("collect", "ps77")
+    for path, words in {
+        course.folder("release", "small") / "small.ipynb": "run grading release small again",
+        course.folder("autograded", "small", "late") / "small.ipynb": "run grading grade small late again",
+    }.items():
+        whole = path.read_bytes()
+        path.write_text("{")
+        try:
+            for name in ("grade",) if "release" in path.parts else ("regrade", "feedback", "report"):
+                assert words in said(name, "small")
+        finally:
+            path.write_bytes(whole)
+
+
+def test_grading_says_at_once_what_it_does_and_then_how_far_it_is(course: Course, capsys: pytest.CaptureFixture[str]):
+    grade(course, "small", ["late", "emmy"], jobs=2)
+    first, *rest = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("    ")]
+    assert first.startswith("2 submissions of small, 2 at a time: about 10 s on a quiet machine")
+    assert [re.sub(r"\d+ s: \w+ .*", "", line) for line in rest[:2]] == ["1 of 2, ", "2 of 2, "]
 
 
 def test_a_full_or_read_only_disk_loses_no_grade(course: Course, monkeypatch: pytest.MonkeyPatch):

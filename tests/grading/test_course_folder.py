@@ -1,5 +1,6 @@
 """A course folder: made once, never overwritten, and every mistake in its files told with what to change."""
 
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -25,6 +26,18 @@ def test_a_new_folder_is_complete_and_has_draws_of_its_own(tmp_path: Path, folde
     assert course.roster() == {}
     assert course.extensions() == {}
     assert course.source("ps02").name == "ps02_collectives.py"
+
+
+def test_it_says_what_comes_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    assert main(["new-course", "my course"]) == 0
+    said = capsys.readouterr().out
+    assert f"export PATH=\"{Path(sys.executable).parent}:$PATH\"\n  cd 'my course'\n  grading doctor" in said
+    assert "grading release ps02" in said
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    assert main(["new-course", "my course"]) == 0
+    assert "export PATH" not in capsys.readouterr().out
 
 
 def test_making_it_again_adds_what_is_missing_and_changes_nothing(folder: Path):

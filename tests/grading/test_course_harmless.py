@@ -45,6 +45,24 @@ def test_in_a_text(attack: str):
 
 
 @pytest.mark.parametrize(
+    "picture",
+    [
+        "![a](https://x.org/a.png)",
+        "!![a](https://x.org/a.png)",
+        "![a][y]\n\n[y]: https://x.org/a.png",
+        "![y]\n\n[y]: https://x.org/a.png",
+        "![a [b](attachment:a.png)](https://x.org)",
+        "![a\\](attachment:x)](https://x.org)",
+        "![a`](attachment:x)`](https://x.org)",
+    ],
+)
+def test_a_picture_is_one_of_its_own_and_none_is_fetched(picture: str):
+    cell = nbformat.v4.new_markdown_cell(f"{picture}\n\n![mine](attachment:a.png)")
+    cell["attachments"] = NotebookNode({"a.png": {"image/png": "iVBORw0KGgo="}})
+    assert set(re.findall(r"""<img[^>]*src=["']([^"']*)""", shown(cell))) == {"data:image/png;base64,iVBORw0KGgo="}
+
+
+@pytest.mark.parametrize(
     "kind", ["text/html", "text/latex", "text/markdown", "application/javascript", "image/svg+xml", "image/png"]
 )
 @pytest.mark.parametrize("attack", [*ATTACKS, '"><script>alert(1)</script>'])

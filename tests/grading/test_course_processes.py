@@ -1,6 +1,7 @@
 """One process per submission: each ends by its deadline, and nothing it started is left; others' processes are."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -8,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from grading.course.pool import descendants, run_each
+from grading import __main__ as command
+from grading.course.pool import descendants, run_each, uninterrupted
+from grading.course.scratch import scratch, short_scratch
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc"), reason="processes are looked up in /proc")
 
@@ -81,3 +84,131 @@ def test_processes_of_others_are_left_alone(tmp_path: Path):
     finally:
         other.kill()
         other.wait()
+
+
+LONG_RUN = """
+import sys, time
+from pathlib import Path
+from grading.course.pool import run_each
+from grading.course.scratch import scratch, short_scratch
+
+def main(argv):
+    def task():
+        print("started", flush=True)
+        time.sleep(62.5)
+
+    with scratch(Path.cwd(), "ps02") as folder, short_scratch(folder) as short:
+        (folder / "work").write_text("half of it")
+        print(short, flush=True)
+        for _ in run_each({"quick": lambda: None, "one": task, "two": task}, 3, 100, Path.cwd()):
+            print("kept", flush=True)
+    return 0
+
+if __name__ == "__main__":
+    from grading import __main__ as command
+    sys.modules["long_run"] = sys.modules["__main__"]
+    command.COMMANDS = {"grade": ("long_run", "")}
+    sys.exit(command.main(["grade"]))
+"""
+
+
+def long_run(folder: Path) -> tuple["subprocess.Popen[str]", Path, list[int]]:
+    """A run that has started its tasks: the process, its folder for sockets, and what is below it."""
+    (folder / "long_run.py").write_text(LONG_RUN)
+    process = subprocess.Popen(
+        [sys.executable, "long_run.py"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    short = Path(process.stdout.readline().strip())
+    assert process.stdout.readline() == "kept\n"
+    until = time.monotonic() + 30
+    while any("started" not in read(folder / f"{name}.log") for name in ("one", "two")):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return process, short, descendants(process.pid)
+
+
+def read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def are_gone(pids: list[int]) -> bool:
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        alive = [pid for pid in pids if Path(f"/proc/{pid}").exists() and ") Z " not in read(Path(f"/proc/{pid}/stat"))]
+        if not alive:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path: Path):
+    process, short, below = long_run(tmp_path)
+    assert len(below) == 2
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert err == "grading grade: stopped. What was done before is kept, and nothing is left running\n"
+    assert are_gone(below)
+    assert not short.exists()
+    assert sorted(path.name for path in (tmp_path / ".grading").iterdir()) == [".lock"]
+
+
+def test_what_a_killed_run_left_goes_with_the_next_and_what_runs_stays(tmp_path: Path):
+    process, short, below = long_run(tmp_path)
+    (mine,) = (tmp_path / ".grading").glob("ps02-*")
+    (tmp_path / ".grading" / "logs").mkdir()
+    with scratch(tmp_path, "ps02") as other:
+        assert mine.exists()  # its process runs
+        assert other.exists()
+    assert not other.exists()
+    process.kill()
+    process.communicate(timeout=30)
+    assert are_gone(below)
+    assert short.exists()
+    assert (mine / "work").exists()
+    with scratch(tmp_path, "ps03") as other, short_scratch(other):
+        assert not mine.exists()
+        assert not short.exists()
+        assert other.exists()
+    assert sorted(path.name for path in (tmp_path / ".grading").iterdir()) == [".lock", "logs"]
+
+
+def test_a_folder_that_is_named_and_is_not_ours_stays(tmp_path: Path):
+    (tmp_path / "precious").mkdir()
+    (tmp_path / ".grading" / "ps02-x").mkdir(parents=True)
+    (tmp_path / ".grading" / "ps02-x" / ".elsewhere").write_text(str(tmp_path / "precious"))
+    with scratch(tmp_path, "ps02"):
+        assert not (tmp_path / ".grading" / "ps02-x").exists()
+    assert (tmp_path / "precious").exists()
+
+
+def test_ctrl_c_waits_for_what_is_done_as_a_whole():
+    done: list[str] = []
+
+    def whole() -> None:
+        with uninterrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+            done.append("all of it")
+        done.append("more")
+
+    with pytest.raises(KeyboardInterrupt):
+        whole()
+    assert done == ["all of it"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_command_that_is_stopped_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def stopped(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("grading.course.doctor.main", stopped)
+    assert command.main(["doctor"]) == 130
+    assert "grading doctor: stopped" in capsys.readouterr().err

@@ -54,16 +54,7 @@ class Layer:
     ) -> None:
         """log, weights, grads: one for all layers of a model."""
         self.name, self.shape, self._ask, self._log = name, tuple(shape), ask, log
-<<<<<<< HEAD
-        self.held_weights, self.held_grads = Held(), Held()
-
-    def beside(self, first: "Layer") -> "Layer":
-        """This layer, with one memory of what is held for all of them."""
-        self.held_weights, self.held_grads = first.held_weights, first.held_grads
-        return self
-=======
         self._weights, self._grads = weights, grads
->>>>>>> exercises
 
     def forward(self, weight: Any, h: Any) -> Tensor:
         """weight [N], h [B, in] -> [B, out]"""
@@ -75,7 +66,7 @@ class Layer:
         scale, matrix = self._begin("backward", weight)
         inner = grad * (1 - torch.tanh(h @ matrix.T) ** 2) * scale
         of_weight = (inner.T @ h).flatten()
-        self.held_grads.note(self.name, of_weight)
+        self._grads.note(self.name, of_weight)
         return inner @ matrix, of_weight
 
     def _begin(self, what: str, weight: Any) -> tuple[float, Tensor]:
@@ -83,10 +74,8 @@ class Layer:
         if not isinstance(weight, Tensor) or weight.dim() != 1 or len(weight) != size:
             got = list(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
             raise ValueError(f"layer {self.name}.{what} needs its whole weight, [{size}], and was given {got}")
-        self._log.append(
-            [f"{what} {self.name}", self.held_weights.others(self.name), self.held_grads.others(self.name)]
-        )
-        self.held_weights.note(self.name, weight)
+        self._log.append([f"{what} {self.name}", self._weights.others(self.name), self._grads.others(self.name)])
+        self._weights.note(self.name, weight)
         return self._ask(f"{what} {self.name}"), weight.view(self.shape)
 
 

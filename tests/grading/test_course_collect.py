@@ -181,7 +181,7 @@ def test_a_learners_zip_file_inside_that_of_the_learning_system(course: Course, 
 def test_a_path_that_is_not_there_is_told(course: Course):
     with pytest.raises(CourseError, match="does not exist"):
         collect(course, "ps02", [Path("nowhere.zip")])
-    with pytest.raises(CourseError, match="there is no .*inbox/ps02: make it"):
+    with pytest.raises(CourseError, match=r"there is no .*inbox/ps02: make it"):
         collect(course, "ps02")
     (course.root / "inbox" / "ps02").mkdir()
     assert collect(course, "ps02")[-1] == "0 of 4 handed in ps02"

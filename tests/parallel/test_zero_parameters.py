@@ -155,7 +155,7 @@ def all_kinds(world):
     return found
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_kind_of_parameter(ranks):
     """Unused parameters keep their weights, in spite of weight decay: the distance counts them too."""
     first, *others = md.launch(all_kinds, ranks=ranks)

@@ -212,6 +212,7 @@ class Zero(nn.Module):
             )
         self._begin()
         at = self._order.index(unit) if unit in self._order else len(self._order)
+        unit.start_unshard()  # where too few gradients have come for it to be sent for: before anything else is sent
         for later in reversed(self._order[at + 1 :]):
             if later.in_backward:
                 self._launch(later)

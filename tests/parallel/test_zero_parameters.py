@@ -133,6 +133,14 @@ def other_branch(model, x, rank):
     return model(x, "ab"[rank % 2]).square().sum()
 
 
+def more_on_rank_0(model, x, rank):
+    """On rank 0 all gradients of a block come, and on the others less than half of them: still one order of messages.
+
+    It is not if the block before is sent for only after the reduction where less than half have come.
+    """
+    return model(x, ["a", "b", "never"] if rank == 0 else "a").square().sum()
+
+
 def recomputed(model, x, rank):
     """Each block is computed again in the backward pass."""
     module = getattr(model, "module", model)
@@ -150,6 +158,7 @@ def all_kinds(world):
         found[stage, "odd"] = distance(world, Odd, plain, stage)
         found[stage, "tied"] = distance(world, Tied, tied_loss, stage)
         found[stage, "branches"] = distance(world, Branches, other_branch, stage)
+        found[stage, "more on rank 0"] = distance(world, Branches, more_on_rank_0, stage)
         found[stage, "frozen"] = distance(world, lambda: Branches(frozen=True), plain, stage)
         found[stage, "recomputed"] = distance(world, Branches, recomputed, stage)
     return found

@@ -14,8 +14,6 @@ import pytest
 from course.files import ROOT
 from grading.course.new_course import new_course
 
-pytestmark = pytest.mark.slow
-
 # Ids of plugins, what the menu bar says, and whether a side bar is nbgrader's.
 SEEN = """
 const app = window.jupyterapp, side = [...app.shell.widgets('left'), ...app.shell.widgets('right')];
@@ -32,6 +30,7 @@ def seen(lab: Any) -> Any:
     return lab.js(SEEN)
 
 
+@pytest.mark.slow
 def test_a_lesson_has_nothing_of_nbgrader(browser: Any, scratch: Path, tmp_path: Path):
     with browser.server(tmp_path, scratch) as base, browser.window(base, scratch) as lab:
         lab.open("")

@@ -15,7 +15,6 @@ from course.build import notebook_bytes
 from course.files import SOURCES
 from course.workspace import fill
 from grading.answers import decode
-from grading.course.new_course import new_course
 
 LESSON, MODULE = "00_start", "00"
 CARD = "card-ranks-own-memory"
@@ -24,9 +23,8 @@ READABLE = 4.5  # contrast of text to what it stands on, WCAG 2.2 AA
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a workspace that was just filled; it is an instructor's course folder as well, for formgrader."""
+    """A folder with a workspace that was just filled."""
     root, built = tmp_path_factory.mktemp("course"), tmp_path_factory.mktemp("built")
-    new_course(root)
     source = (SOURCES / f"{LESSON}.py").read_text(encoding="utf-8")
     (built / f"{LESSON}.ipynb").write_bytes(notebook_bytes(source))
     fill(built, root / "workspace", _questions())
@@ -207,11 +205,4 @@ def test_a_reopened_lesson_says_how_to_see_its_cards_again(lab: Any):
 
 
 def test_nothing_came_from_another_machine(lab: Any):
-    assert lab.foreign_addresses() == []
-
-
-def test_formgrader_opens(lab: Any, browser: Any):
-    lab.driver.get(f"{lab.base}/formgrader?token={browser.token}")
-    lab.wait(lambda: "Add new assignment" in lab.driver.page_source, "formgrader")
-    lab.shot("formgrader")
     assert lab.foreign_addresses() == []

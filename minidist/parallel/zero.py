@@ -212,7 +212,7 @@ class Zero(nn.Module):
             )
         self._begin()
         at = self._order.index(unit) if unit in self._order else len(self._order)
-        unit.start_unshard()  # where too few gradients have come for it to be sent for: before anything else is sent
+        unit.start_unshard()  # if too few gradients came for that, before anything else is sent
         for later in reversed(self._order[at + 1 :]):
             if later.in_backward:
                 self._launch(later)
@@ -336,9 +336,7 @@ class Zero(nn.Module):
         if self.optimizer is None:
             raise RuntimeError("there is no optimizer: build Zero(optimizer=lambda groups: ...)")
         if not self.synced:
-            raise RuntimeError(
-                "the gradients are this rank's alone: run the backward pass of the last micro-batch outside no_sync"
-            )
+            raise RuntimeError("gradients are this rank's alone: run the last micro-batch's backward outside no_sync")
         with in_master_dtype(self._pieces()):
             self.optimizer.step()
         self._keep = False

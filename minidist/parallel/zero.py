@@ -336,7 +336,7 @@ class Zero(nn.Module):
         if self.optimizer is None:
             raise RuntimeError("there is no optimizer: build Zero(optimizer=lambda groups: ...)")
         if not self.synced:
-            raise RuntimeError("gradients are this rank's alone: run the last micro-batch's backward outside no_sync")
+            raise RuntimeError("gradients are this rank's alone: run the last backward outside no_sync")
         with in_master_dtype(self._pieces()):
             self.optimizer.step()
         self._keep = False

@@ -72,7 +72,7 @@ def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, comm: Comm) ->
     words = logits.shape[-1] * comm.size
     wrong = (targets != IGNORE) & ((targets < 0) | (targets >= words))
     if not targets.is_cuda and bool(wrong.any()):
-        raise ValueError(f"a target is {IGNORE} or 0 to {words - 1}, not {int(targets[wrong][0])}")
+        raise ValueError(f"targets are {IGNORE} or from 0 to {words - 1}, not {targets[wrong][0]}")
     return _VocabParallel.apply(logits, targets, comm)
 
 

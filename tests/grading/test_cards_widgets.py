@@ -273,5 +273,5 @@ def test_links_say_under_which_heading_a_cell_stands(desk: Any):
 
 
 def test_a_module_is_found_by_its_number_without_the_0():
-    with pytest.raises(shelf.ShelfError, match=r'there are some for 00, 02, 03\. Did you mean "02"\?'):
+    with pytest.raises(shelf.ShelfError, match=r'there are some for 00, 02, .*\. Did you mean "02"\?'):
         shelf.module("2")

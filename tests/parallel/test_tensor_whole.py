@@ -44,7 +44,7 @@ def frozen(world):
 def everything(world):
     with pytest.raises(IndexError, match="a token is a number from 0 to 6: found 7 to 7"):
         cut(world)(torch.tensor([[7]]))
-    with pytest.raises(TypeError, match=r"such as mesh\['tp'\], and not Mesh"):
+    with pytest.raises(TypeError, match=r"as mesh\['tp'\], not Mesh"):
         md.tensor_parallel(md.GPT(CONFIG), md.Mesh({"tp": world.size}, world))
     return saved_and_loaded(world), frozen(world) if world.size == 1 else []
 

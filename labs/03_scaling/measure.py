@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import json
-import os
-import platform
-import socket
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import minidist as md
+from labs.shared.measuring import gather, in_turns, machine
 
 
 def measure(world: md.Comm, settings: Settings) -> dict[str, Any]:
@@ -34,27 +28,16 @@ def measure(world: md.Comm, settings: Settings) -> dict[str, Any]:
     step, losses = training_step(model, settings.mechanism, settings, world)
     alone, _ = training_step(md.GPT(MODELS[settings.model], seed=0).to(world.device), "none", settings, world)
 
-    step_s, compute_s, sent = [], [], 0.0
-    gc.disable()
-    for _ in range(settings.warmup + settings.steps):
-        before = world.recorder.bytes_sent()
-        step_s.append(timed(step, world))
-        sent = world.recorder.bytes_sent() - before
-        compute_s.append(timed(alone, world))
-    gc.enable()
-
-    ranks = gather({"host": socket.gethostname(), "device": device_name(world), "cores": cores(), "sent": sent}, world)
+    times = in_turns(step, alone, settings, world)
+    before = world.recorder.bytes_sent()
+    step()
+    ranks = gather({"sent": world.recorder.bytes_sent() - before}, world)
     return {
-        "ranks": world.size,
-        "device_type": world.device.type,
-        "hosts": [rank["host"] for rank in ranks],
-        "devices": [rank["device"] for rank in ranks],
-        "cores_of_host": {rank["host"]: rank["cores"] for rank in ranks},
+        **machine(ranks, world),
+        **times,
         "global_batch": batch,
         "tokens_per_step": batch * MODELS[settings.model].seq,
         "parameters": sum(p.numel() for p in model.parameters()),
-        "step_s": slowest(step_s[settings.warmup :], world),
-        "compute_s": slowest(compute_s[settings.warmup :], world),
         "sent_bytes_per_rank": None if settings.mechanism == "ddp" else [rank["sent"] for rank in ranks],
         "losses": world.all_reduce(torch.stack(losses), op="mean").tolist(),
     }
@@ -100,48 +83,3 @@ def replicate(
     if mechanism == "ddp":
         return DistributedDataParallel(model, bucket_cap_mb=settings.bucket_mb), lambda: None
     return model, lambda: None
-
-
-def timed(step: Callable[[], None], world: md.Comm) -> float:
-    """Seconds of a step on this rank, from a common start. A GPU works behind the program's back: wait for it twice."""
-    synchronize(world.device)
-    world.barrier()
-    synchronize(world.device)
-    start = time.perf_counter()
-    step()
-    synchronize(world.device)
-    return time.perf_counter() - start
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def slowest(seconds: list[float], world: md.Comm) -> list[float]:
-    """Of each step, the time of the rank that took longest."""
-    return world.all_reduce(torch.tensor(seconds, dtype=torch.float64, device=world.device), op="max").tolist()
-
-
-def gather(facts: dict[str, Any], world: md.Comm) -> list[dict[str, Any]]:
-    """Every rank's facts, in rank order: one line of JSON each, sent as bytes."""
-    line = torch.frombuffer(bytearray(json.dumps(facts).encode() + b"\n"), dtype=torch.uint8)
-    lines = bytes(world.all_gather(line.to(world.device)).tolist())
-    return [json.loads(each) for each in lines.splitlines()]
-
-
-def device_name(world: md.Comm) -> str:
-    """The GPU's name, or the processor's.
-
-    On Linux the processor's name is in /proc/cpuinfo; elsewhere the platform's word for it has to do.
-    """
-    if world.device.type == "cuda":
-        return torch.cuda.get_device_name(world.device)
-    cpuinfo = Path("/proc/cpuinfo")
-    names = [line for line in cpuinfo.read_text().splitlines() if "model name" in line] if cpuinfo.exists() else []
-    return names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
-
-
-def cores() -> int:
-    """Cores this process may use, which in a batch job are fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

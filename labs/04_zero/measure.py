@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-import json
-import os
-import platform
-import socket
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import minidist as md
+from labs.shared.measuring import gather, in_turns, machine
 
 STATES = ("params", "grads", "optimizer")
 
@@ -47,34 +41,37 @@ def measure(world: md.Comm, settings: Settings) -> dict[str, Any]:
     held, peak = memory(sharded, world)
     alone = by_minidist(settings, world, alone=True)
 
-    step_s, compute_s, sent = [], [], 0.0
-    gc.disable()
-    for _ in range(settings.warmup + settings.steps):
-        before = world.recorder.bytes_sent()
-        step_s.append(timed(sharded.step, world))
-        sent = world.recorder.bytes_sent() - before
-        compute_s.append(timed(alone.step, world))
-    gc.enable()
-
-    facts = {"host": socket.gethostname(), "device": device_name(world), "cores": cores(), "sent": sent}
-    ranks = gather(facts | {"held": held, "peak": peak}, world)
+    times = in_turns(sharded.step, alone.step, settings, world)
+    before = world.recorder.bytes_sent()
+    sharded.step()
+    ranks = gather({"sent": world.recorder.bytes_sent() - before, "held": held, "peak": peak}, world)
     parameters = sum(p.numel() for p in md.GPT(MODELS[settings.model]).parameters())
     predicted = md.zero_memory(parameters, settings.shards(world.size), settings.stage, *BYTES_EACH[settings.precision])
-    return {
-        "ranks": world.size,
-        "device_type": world.device.type,
-        "hosts": [rank["host"] for rank in ranks],
-        "devices": [rank["device"] for rank in ranks],
-        "cores_of_host": {rank["host"]: rank["cores"] for rank in ranks},
+    measured = {
+        **machine(ranks, world),
+        **times,
         "parameters": parameters,
         "tokens_per_step": settings.batch_per_rank * world.size * MODELS[settings.model].seq,
         "held_bytes_per_rank": {state: [rank["held"][state] for rank in ranks] for state in STATES},
         "predicted_bytes": {state: getattr(predicted, state) for state in STATES},
         "peak_bytes_per_rank": [rank["peak"] for rank in ranks],
-        "step_s": slowest(step_s[settings.warmup :], world),
-        "compute_s": slowest(compute_s[settings.warmup :], world),
         "sent_bytes_per_rank": None if settings.library == "torch" else [rank["sent"] for rank in ranks],
         "losses": world.all_reduce(torch.stack(sharded.losses).float(), op="mean").tolist(),
+    }
+    return measured | of_the_fullest(measured)
+
+
+def of_the_fullest(measured: dict[str, Any]) -> dict[str, Any]:
+    """Of memory, the numbers of the rank that holds most.
+
+    >>> held = {"held_bytes_per_rank": {"params": [8, 6], "grads": [4, 3]}, "peak_bytes_per_rank": [20, 21]}
+    >>> of_the_fullest({**held, "predicted_bytes": {"params": 7.5}})
+    {'state_bytes': 12, 'predicted_state_bytes': 7.5, 'peak_bytes': 21}
+    """
+    return {
+        "state_bytes": max(map(sum, zip(*measured["held_bytes_per_rank"].values(), strict=True))),
+        "predicted_state_bytes": sum(measured["predicted_bytes"].values()),
+        "peak_bytes": max(measured["peak_bytes_per_rank"]),
     }
 
 
@@ -178,48 +175,3 @@ def memory(trained: Trained, world: md.Comm) -> tuple[dict[str, int], int]:
         trained.step()
     on_gpu = torch.cuda.max_memory_allocated(world.device) if world.device.type == "cuda" else 0
     return trained.held(), on_gpu or peak.nbytes
-
-
-def timed(step: Callable[[], None], world: md.Comm) -> float:
-    """Seconds of a step on this rank, from a common start. A GPU works behind the program's back: wait for it twice."""
-    synchronize(world.device)
-    world.barrier()
-    synchronize(world.device)
-    start = time.perf_counter()
-    step()
-    synchronize(world.device)
-    return time.perf_counter() - start
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def slowest(seconds: list[float], world: md.Comm) -> list[float]:
-    """Of each step, the time of the rank that took longest."""
-    return world.all_reduce(torch.tensor(seconds, dtype=torch.float64, device=world.device), op="max").tolist()
-
-
-def gather(facts: dict[str, Any], world: md.Comm) -> list[dict[str, Any]]:
-    """Every rank's facts, in rank order: one line of JSON each, sent as bytes."""
-    line = torch.frombuffer(bytearray(json.dumps(facts).encode() + b"\n"), dtype=torch.uint8)
-    lines = bytes(world.all_gather(line.to(world.device)).tolist())
-    return [json.loads(each) for each in lines.splitlines()]
-
-
-def device_name(world: md.Comm) -> str:
-    """The GPU's name, or the processor's.
-
-    On Linux the processor's name is in /proc/cpuinfo; elsewhere the platform's word for it has to do.
-    """
-    if world.device.type == "cuda":
-        return torch.cuda.get_device_name(world.device)
-    cpuinfo = Path("/proc/cpuinfo")
-    names = [line for line in cpuinfo.read_text().splitlines() if "model name" in line] if cpuinfo.exists() else []
-    return names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
-
-
-def cores() -> int:
-    """Cores this process may use, which in a batch job are fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

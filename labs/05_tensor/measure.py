@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import json
-import os
-import platform
-import socket
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import minidist as md
+from labs.shared.measuring import gather, in_turns, machine
 
 
 def measure(world: md.Comm, settings: Settings) -> dict[str, Any]:
@@ -34,22 +28,14 @@ def measure(world: md.Comm, settings: Settings) -> dict[str, Any]:
     model, step, losses = cut_model(settings, mesh, data)
     alone = step_alone(settings, axes["tp"], data, world.device)
 
-    step_s, compute_s, calls = [], [], []
-    gc.disable()
-    for _ in range(settings.warmup + settings.steps):
-        world.recorder.clear()
-        step_s.append(timed(step, world))
-        calls = list(world.recorder.calls)
-        compute_s.append(timed(alone, world))
-    gc.enable()
+    times = in_turns(step, alone, settings, world)
+    world.recorder.clear()
+    step()
+    calls = list(world.recorder.calls)
     kept = activation_bytes(model, data[0][0])
 
-    calls = [call for call in calls if call.op != "barrier"]
     of_tp = [call for call in calls if call.group == mesh["tp"].ranks and axes["tp"] > 1]
     facts = {
-        "host": socket.gethostname(),
-        "device": device_name(world),
-        "cores": cores(),
         "sent_tp": sum(call.sent for call in of_tp),
         "sent": sum(call.sent for call in calls),
         "held": sum(p.nbytes for p in model.parameters()),
@@ -58,20 +44,15 @@ def measure(world: md.Comm, settings: Settings) -> dict[str, Any]:
     ranks = gather(facts, world)
     payload = data[0][0].numel() * config.dim * DTYPES[settings.dtype].itemsize
     return {
-        "ranks": world.size,
+        **machine(ranks, world),
         **axes,
-        "device_type": world.device.type,
-        "hosts": [rank["host"] for rank in ranks],
-        "devices": [rank["device"] for rank in ranks],
-        "cores_of_host": {rank["host"]: rank["cores"] for rank in ranks},
+        **times,
         "tokens_per_step": settings.batch * config.seq,
         "payload_bytes": payload,
         "layers": config.layers,
         "dim": config.dim,
         "sums": sum(call.op == "all_reduce" and call.nbytes == payload for call in of_tp),
         "collectives": len(of_tp),
-        "step_s": slowest(step_s[settings.warmup :], world),
-        "compute_s": slowest(compute_s[settings.warmup :], world),
         "sent_tp_bytes_per_rank": [rank["sent_tp"] for rank in ranks],
         "sent_bytes_per_rank": [rank["sent"] for rank in ranks],
         "weight_bytes_per_rank": [rank["held"] for rank in ranks],
@@ -156,48 +137,3 @@ def activation_bytes(model: nn.Module, tokens: torch.Tensor) -> int:
         logits = model(tokens)
     del logits
     return sum(storages.values())
-
-
-def timed(step: Callable[[], None], world: md.Comm) -> float:
-    """Seconds of a step on this rank, from a common start. A GPU works behind the program's back: wait for it twice."""
-    synchronize(world.device)
-    world.barrier()
-    synchronize(world.device)
-    start = time.perf_counter()
-    step()
-    synchronize(world.device)
-    return time.perf_counter() - start
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def slowest(seconds: list[float], world: md.Comm) -> list[float]:
-    """Of each step, the time of the rank that took longest."""
-    return world.all_reduce(torch.tensor(seconds, dtype=torch.float64, device=world.device), op="max").tolist()
-
-
-def gather(facts: dict[str, Any], world: md.Comm) -> list[dict[str, Any]]:
-    """Every rank's facts, in rank order: one line of JSON each, sent as bytes."""
-    line = torch.frombuffer(bytearray(json.dumps(facts).encode() + b"\n"), dtype=torch.uint8)
-    lines = bytes(world.all_gather(line.to(world.device)).tolist())
-    return [json.loads(each) for each in lines.splitlines()]
-
-
-def device_name(world: md.Comm) -> str:
-    """The GPU's name, or the processor's.
-
-    On Linux the processor's name is in /proc/cpuinfo; elsewhere the platform's word for it has to do.
-    """
-    if world.device.type == "cuda":
-        return torch.cuda.get_device_name(world.device)
-    cpuinfo = Path("/proc/cpuinfo")
-    names = [line for line in cpuinfo.read_text().splitlines() if "model name" in line] if cpuinfo.exists() else []
-    return names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
-
-
-def cores() -> int:
-    """Cores this process may use, which in a batch job are fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,47 +1,25 @@
 """Lab 03: its runs, its Slurm file and its figure. Slurm is replaced by stand-ins that note what they are told."""
 
 import copy
-import importlib
 import json
-import os
-import shlex
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
+
+import minidist as md
+from labs.shared.drawing import read, save
 
 ROOT = Path(__file__).parents[2]
 LAB = ROOT / "labs" / "03_scaling"
-SCRIPTS = ("settings", "measure", "run", "plot", "prelab")
-
-
-@pytest.fixture
-def lab(monkeypatch) -> Iterator[dict[str, ModuleType]]:
-    """The lab's scripts as modules, importable by their short names during the test only."""
-    monkeypatch.syspath_prepend(str(LAB))
-    for name in SCRIPTS:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    modules = {name: importlib.import_module(name) for name in SCRIPTS}
-    yield modules
-    for name in SCRIPTS:
-        sys.modules.pop(name, None)
-
-
-def python(*arguments: object, launcher: str = "") -> subprocess.CompletedProcess[str]:
-    head = [sys.executable, *(["-m", "torch.distributed.run", *launcher.split()] if launcher else [])]
-    return subprocess.run(
-        [*head, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 
-def test_run_under_torchrun_and_under_launch_and_the_figure(tmp_path, lab):
+def test_run_under_torchrun_and_under_launch_and_the_figure(tmp_path, lab, python):
     """Two ranks by torchrun, one by launch: complete results, the same loss to begin with, and a figure of both."""
     run = (LAB / "run.py", "--task", "strong", "--model", "tiny", "--batch", 4, "--steps", 3, "--out", tmp_path)
     by_torchrun = python(*run, "--job", "job-7", launcher="--standalone --nproc-per-node 2")
@@ -49,7 +27,7 @@ def test_run_under_torchrun_and_under_launch_and_the_figure(tmp_path, lab):
     by_launch = python(*run, "--ranks", 1)
     assert by_launch.returncode == 0, by_launch.stderr
 
-    two, one = lab["plot"].read(tmp_path)
+    two, one = read(tmp_path, LAB.name)
     assert (two["ranks"], one["ranks"]) == (2, 1)
     assert (two["job"], one["job"]) == ("job-7", None)
     for record in (two, one):
@@ -71,7 +49,7 @@ def test_run_under_torchrun_and_under_launch_and_the_figure(tmp_path, lab):
 
 
 @pytest.mark.slow
-def test_prelab_passes(tmp_path):
+def test_prelab_passes(tmp_path, python):
     done = python(LAB / "prelab.py", "--out", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("passed:") == 5
@@ -107,17 +85,17 @@ def test_prelab_fails_when_gradients_are_summed(tmp_path, lab, monkeypatch, caps
     ],
 )
 def test_impossible_runs_are_refused_before_anything_starts(arguments, message, lab, monkeypatch, capsys):
-    monkeypatch.setattr(lab["run"].md, "launch", lambda *_, **__: pytest.fail("a run was started"))
+    monkeypatch.setattr(md, "launch", lambda *_, **__: pytest.fail("a run was started"))
     assert lab["run"].main(arguments.split()) == 2
     assert message in capsys.readouterr().err
 
 
 def test_missing_gpus_block_a_task_and_do_not_fail_it(tmp_path, lab, monkeypatch, capsys):
-    monkeypatch.setattr(lab["run"].torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(lab["run"].md, "launch", lambda *_, **__: pytest.fail("a run was started"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(md, "launch", lambda *_, **__: pytest.fail("a run was started"))
     assert lab["run"].main(["--backend", "nccl", "--ranks", "8", "--task", "overlap", "--out", str(tmp_path)]) == 0
     assert "blocked: 8 GPU(s) needed here, 2 found" in capsys.readouterr().out
-    [record] = lab["plot"].read(tmp_path)
+    [record] = read(tmp_path, LAB.name)
     assert (record["status"], record["ranks"]) == ("blocked", 8)
     axis = lab["plot"].draw([record]).axes[4]
     assert "8 GPU(s) needed here, 2 found" in axis.texts[0].get_text()
@@ -126,80 +104,28 @@ def test_missing_gpus_block_a_task_and_do_not_fail_it(tmp_path, lab, monkeypatch
 # ---- the Slurm file --------------------------------------------------------------------------------------------------
 
 
-def directives(text: str) -> dict[str, str]:
-    """The #SBATCH options, which sbatch reads up to the first command only."""
-    found = {}
-    for line in text.splitlines():
-        if line.strip() and not line.startswith("#"):
-            break
-        if line.startswith("#SBATCH "):
-            option, _, value = line.removeprefix("#SBATCH --").partition("=")
-            found[option] = value
-    return found
-
-
-def test_slurm_directives():
-    text = (LAB / "job.sbatch").read_text()
-    found = directives(text)
-    assert len(found) == text.count("\n#SBATCH "), "a directive after the first command is ignored by sbatch"
-    assert found["ntasks-per-node"] == found["gpus-per-node"] == "8"
-    assert f"gpus_per_node={found['gpus-per-node']}\n" in text
-    hours, minutes, seconds = map(int, found["time"].split(":"))
+def test_slurm_directives(directives):
+    assert directives["ntasks-per-node"] == directives["gpus-per-node"] == "8"
+    assert f"gpus_per_node={directives['gpus-per-node']}\n" in (LAB / "job.sbatch").read_text()
+    hours, minutes, seconds = map(int, directives["time"].split(":"))
     assert 0 < hours * 60 + minutes + seconds / 60 <= 120
-    assert {"job-name", "nodes", "cpus-per-task", "output"} <= found.keys()
-    assert directives("#!/bin/bash\n#SBATCH --nodes=1\ntrue\n#SBATCH --time=1\n") == {"nodes": "1"}
+    assert {"job-name", "nodes", "cpus-per-task", "output"} <= directives.keys()
     assert subprocess.run(["bash", "-n", LAB / "job.sbatch"], check=False).returncode == 0
 
 
-def submit(folder: Path, nodes: int) -> tuple[subprocess.CompletedProcess[str], list[list[str]]]:
-    """Run job.sbatch where srun and python are stand-ins; returns what each srun was told."""
-    for name, body in {
-        "srun": f'printf "%s\\n" "$*" >> {folder}/calls',
-        "python": f'printf "%s\\n" "$*" > {folder}/plotted',
-    }.items():
-        stand_in = folder / name
-        stand_in.write_text(f"#!/bin/bash\n{body}\n")
-        stand_in.chmod(0o755)
-    env = {
-        "PATH": f"{folder}:{os.environ['PATH']}",
-        "RESULTS": str(folder),
-        "SLURM_JOB_ID": "123456",
-        "SLURM_JOB_NUM_NODES": str(nodes),
-    }
-    done = subprocess.run(
-        ["bash", LAB / "job.sbatch"], env=env, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
-    calls = folder / "calls"
-    return done, [shlex.split(line) for line in calls.read_text().splitlines()] if calls.exists() else []
-
-
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_every_run_of_the_slurm_file_is_a_legal_one(tmp_path, lab, nodes):
-    (tmp_path / "prelab-passed").touch()
-    done, calls = submit(tmp_path, nodes)
-    assert done.returncode == 0, done.stderr
+def test_every_run_of_the_slurm_file_is_a_legal_one(legal_runs, nodes):
     tasks = set()
-    for words in calls:
-        split = words.index("python")
-        srun = dict(word.removeprefix("--").split("=") for word in words[:split])
-        ranks = int(srun["ntasks"])
-        assert int(srun["nodes"]) * int(srun["ntasks-per-node"]) >= ranks
-        assert int(srun["nodes"]) == (2 if ranks > 8 else 1)
-        assert Path(words[split + 1]) == Path("labs/03_scaling/run.py")
-        options = lab["run"].parse(words[split + 2 :])
-        settings = lab["run"].settings_of(options)
+    for settings, ranks in legal_runs(nodes):
         assert settings.global_batch(ranks) >= ranks
-        assert options.ranks == (1 if ranks == 1 else None)
-        assert (options.backend, options.job) == ("nccl", "123456")
         tasks.add((settings.task, ranks))
     counts = {1, 2, 4, 8} | ({16} if nodes == 2 else set())
     assert tasks >= {(task, ranks) for task in ("strong", "weak") for ranks in counts}
     assert tasks >= {(task, 8) for task in ("batch", "bucket", "overlap")}
-    assert "plot.py" in (tmp_path / "plotted").read_text()
 
 
-def test_slurm_job_stops_without_the_prelab(tmp_path):
-    done, calls = submit(tmp_path, nodes=1)
+def test_slurm_job_stops_without_the_prelab(submit):
+    done, calls = submit(1)
     assert done.returncode == 1
     assert "Run the pre-lab first" in done.stderr
     assert calls == []
@@ -239,12 +165,7 @@ def record(task: str, ranks: int, step_s: float, **changes: Any) -> dict[str, An
     return copy.deepcopy(base | {key: value for key, value in changes.items() if key not in settings})
 
 
-def curve(axis: Any, label: str) -> dict[float, float]:
-    [line] = [line for line in axis.lines if line.get_label().startswith(label)]
-    return dict(zip(map(float, line.get_xdata()), map(float, line.get_ydata()), strict=True))
-
-
-def test_figure_shows_the_measured_numbers(lab):
+def test_figure_shows_the_measured_numbers(lab, curve):
     strong = [record("strong", ranks, step) for ranks, step in ((1, 1.0), (2, 0.5), (4, 0.4), (8, 0.4))]
     weak = [record("weak", ranks, step) for ranks, step in ((1, 1.0), (2, 1.25))]
     figure = lab["plot"].draw(strong + weak)
@@ -279,5 +200,5 @@ def test_mixed_machines_are_labelled_and_never_joined(lab):
 
 def test_empty_folder_is_explained(tmp_path, lab, capsys):
     (tmp_path / "other.json").write_text(json.dumps({"lab": "another"}))
-    assert lab["plot"].main([str(tmp_path)]) == 2
+    assert save(LAB.name, lab["plot"].draw, "x.png", "", [str(tmp_path)]) == 2
     assert "no result of lab 03" in capsys.readouterr().err

@@ -30,17 +30,18 @@ def draw(records: list[Record]) -> Figure:
 
 
 def memory(axis: Axes, records: list[Record]) -> None:
-    """State against ranks, beside the formula as a dotted line of the same colour."""
+    """State against the ranks that share it, beside the formula as a dotted line of the same colour."""
     groups = series(records, "stage", "precision")
-    points(axis, groups, ranks, lambda r: r["state_bytes"] / r["parameters"])
+    points(axis, groups, shard, lambda r: r["state_bytes"] / r["parameters"])
     for index, group in enumerate(groups.values()):
         stage, each = group[0]["settings"]["stage"], BYTES_EACH[group[0]["settings"]["precision"]]
-        counts = range(1, max(map(ranks, records)) + 1)
+        counts = range(1, max(map(shard, records)) + 1)
         axis.plot(counts, [md.zero_memory(1, n, stage, *each).total for n in counts], ":", color=style(index)["color"])
     axis.plot([], [], ":", color="grey", label="formula")
     axis.set_ylim(bottom=0)
-    ticks(axis, map(ranks, records))
-    describe(axis, "Memory: parameters, gradients, optimizer's state", "ranks", "kept by one rank (bytes a parameter)")
+    ticks(axis, map(shard, records))
+    shared = "ranks that share one copy of the state"
+    describe(axis, "Memory: parameters, gradients, optimizer's state", shared, "kept by one rank (bytes a parameter)")
 
 
 def step_time(axis: Axes, records: list[Record]) -> None:

@@ -5,10 +5,7 @@ It checks on this machine what the session relies on, so that no GPU minute is s
 
 from __future__ import annotations
 
-import argparse
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -16,34 +13,20 @@ from measure import STATES
 from torch.nn.functional import cross_entropy
 
 import minidist as md
+from labs.shared.prelab import prelab
 
-HERE = Path(__file__).parent
 CONFIG = md.GPTConfig(layers=2, dim=32, heads=2, vocab=256, seq=32)
 RANKS, STEPS = 2, 3
 
 
 def main(arguments: list[str]) -> int:
     """Run the checks in order and stop at the first that fails; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="prelab.py", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("lab04-results"), help="folder of the results")
-    out = parser.parse_args(arguments).out
-    trial = out / "prelab"  # a folder of its own, so that its tiny run is in no figure
-    checks: dict[str, Callable[[], str]] = {
+    checks = {
         "every stage trains like one process": stages_agree,
         "a rank holds what the formula says": memory_agrees,
         "bytes sent are 2, 2, 2 and 3 times (n-1)/n of the parameters": bytes_agree,
-        "a run writes a result": lambda: run("run.py", "--model", "tiny", "--ranks", 2, "--steps", 3, "--out", trial),
-        "results become a figure": lambda: run("plot.py", trial, "--out", trial / "prelab.png"),
     }
-    for name, check in checks.items():
-        problem = check()
-        print(f"{'failed' if problem else 'passed'}: {name}" + (f"\n{problem}" if problem else ""))
-        if problem:
-            print("The pre-lab has to pass before GPU time is asked for.")
-            return 1
-    (out / "prelab-passed").write_text(f"torch {torch.__version__}\n")
-    print(f"Pre-lab passed. The session can start; job.sbatch looks for {out / 'prelab-passed'}.")
-    return 0
+    return prelab(Path(__file__).parent, checks, __doc__, arguments)
 
 
 def stages_agree() -> str:
@@ -92,13 +75,6 @@ def train(world: md.Comm, stage: int) -> tuple[dict[str, torch.Tensor], dict[str
 def weights(state: dict[str, torch.Tensor]) -> torch.Tensor:
     """All parameters of a state dict in a row; the head is the embedding and counts once."""
     return torch.cat([value.flatten() for name, value in state.items() if name != "head.weight"])
-
-
-def run(script: str, *arguments: object) -> str:
-    """Run a script of this folder; the end of what it said, if it failed."""
-    command = [sys.executable, str(HERE / script), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return "" if done.returncode == 0 else (done.stdout + done.stderr)[-2000:]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What the labs' tests share: a lab's scripts as modules, and Slurm replaced by stand-ins that note what they are told.
 
-A test module names its lab as LAB.
+A test module names its lab as LAB, or has its tests take it as a parameter `folder`.
 """
 
 import importlib
@@ -21,9 +21,15 @@ Submit = Callable[[int], tuple[subprocess.CompletedProcess[str], list[list[str]]
 
 
 @pytest.fixture
-def lab(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[dict[str, ModuleType]]:
+def folder(request: pytest.FixtureRequest) -> Path:
+    """The lab that is tested."""
+    return request.module.LAB
+
+
+@pytest.fixture
+def lab(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[dict[str, ModuleType]]:
     """The lab's scripts as modules, importable by their short names during the test only."""
-    monkeypatch.syspath_prepend(str(request.module.LAB))
+    monkeypatch.syspath_prepend(str(folder))
     for name in SCRIPTS:
         monkeypatch.delitem(sys.modules, name, raising=False)
     modules = {name: importlib.import_module(name) for name in SCRIPTS}
@@ -45,9 +51,9 @@ def python() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.fixture
-def directives(request: pytest.FixtureRequest) -> dict[str, str]:
+def directives(folder: Path) -> dict[str, str]:
     """The #SBATCH options of the lab's job.sbatch, all before the first command: sbatch reads no further."""
-    text = (request.module.LAB / "job.sbatch").read_text()
+    text = (folder / "job.sbatch").read_text()
     found = _directives(text)
     assert len(found) == text.count("\n#SBATCH "), "a directive after the first command is ignored by sbatch"
     assert _directives("#!/bin/bash\n#SBATCH --nodes=1\ntrue\n#SBATCH --time=1\n") == {"nodes": "1"}
@@ -66,7 +72,7 @@ def _directives(text: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def submit(tmp_path: Path, request: pytest.FixtureRequest) -> Submit:
+def submit(tmp_path: Path, folder: Path) -> Submit:
     """Run job.sbatch on so many nodes, with its results in tmp_path, and say what each srun was told."""
 
     def run(nodes: int) -> tuple[subprocess.CompletedProcess[str], list[list[str]]]:
@@ -82,7 +88,7 @@ def submit(tmp_path: Path, request: pytest.FixtureRequest) -> Submit:
             "SLURM_JOB_ID": "123456",
             "SLURM_JOB_NUM_NODES": str(nodes),
         }
-        command = ["bash", request.module.LAB / "job.sbatch"]
+        command = ["bash", folder / "job.sbatch"]
         done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
         calls = tmp_path / "calls"
         return done, [shlex.split(line) for line in calls.read_text().splitlines()] if calls.exists() else []
@@ -91,7 +97,7 @@ def submit(tmp_path: Path, request: pytest.FixtureRequest) -> Submit:
 
 
 @pytest.fixture
-def legal_runs(tmp_path: Path, submit: Submit, lab: dict[str, ModuleType], request: pytest.FixtureRequest):
+def legal_runs(tmp_path: Path, submit: Submit, lab: dict[str, ModuleType], folder: Path):
     """The runs of job.sbatch on so many nodes, as (settings, ranks): each fits what Slurm gives it."""
 
     def runs(nodes: int) -> list[tuple[object, int]]:
@@ -105,7 +111,7 @@ def legal_runs(tmp_path: Path, submit: Submit, lab: dict[str, ModuleType], reque
             ranks = int(srun["ntasks"])
             assert int(srun["nodes"]) * int(srun["ntasks-per-node"]) >= ranks
             assert int(srun["nodes"]) == (2 if ranks > 8 else 1)
-            assert Path(words[split + 1]) == (request.module.LAB / "run.py").relative_to(ROOT)
+            assert Path(words[split + 1]) == (folder / "run.py").relative_to(ROOT)
             options = lab["run"].parse(words[split + 2 :])
             assert options.ranks == (1 if ranks == 1 else None)
             assert (options.backend, options.job) == ("nccl", "123456")

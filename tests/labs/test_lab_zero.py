@@ -1,19 +1,16 @@
 """Lab 04: its runs, its Slurm file and its figure. Slurm is replaced by stand-ins that note what they are told."""
 
 import copy
-import json
 import math
 import re
-import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import minidist as md
-from labs.shared.drawing import read, save
+from labs.shared.drawing import read
 
 ROOT = Path(__file__).parents[2]
 LAB = ROOT / "labs" / "04_zero"
@@ -104,17 +101,6 @@ def test_impossible_runs_are_refused_before_anything_starts(arguments, message, 
     assert message in capsys.readouterr().err
 
 
-def test_missing_gpus_block_a_task_and_do_not_fail_it(tmp_path, lab, monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(md, "launch", lambda *_, **__: pytest.fail("a run was started"))
-    assert lab["run"].main(["--backend", "nccl", "--ranks", "8", "--task", "batch", "--out", str(tmp_path)]) == 0
-    assert "blocked: 8 GPU(s) needed here, 2 found" in capsys.readouterr().out
-    [record] = read(tmp_path, LAB.name)
-    assert (record["status"], record["ranks"]) == ("blocked", 8)
-    axis = lab["plot"].draw([record]).axes[2]
-    assert "8 GPU(s) needed here, 2 found" in axis.texts[0].get_text()
-
-
 # ---- the Slurm file and the sheet ------------------------------------------------------------------------------------
 
 
@@ -130,7 +116,7 @@ def test_every_run_of_the_slurm_file_is_a_legal_one(lab, legal_runs, nodes):
     assert {task for task, *_ in tasks} == set(lab["settings"].TASKS) - {"free"}
 
 
-def test_gpu_minutes_of_the_sheet_are_those_of_the_slurm_file(tmp_path, submit):
+def test_gpu_minutes_of_the_sheet_are_those_of_the_slurm_file(tmp_path, submit, directives):
     (tmp_path / "prelab-passed").touch()
     runs = Counter(words[words.index("--task") + 1] for words in submit(1)[1])
     sheet = (LAB / "sheet.md").read_text()
@@ -138,23 +124,8 @@ def test_gpu_minutes_of_the_sheet_are_those_of_the_slurm_file(tmp_path, submit):
     expected = {task: math.ceil(8 * count * SECONDS_A_RUN / 60) for task, count in runs.items()}
     assert {task: int(minutes) for minutes, task in printed if minutes != "0"} == expected
     assert f"All together {sum(expected.values())} GPU-minutes" in sheet
-
-
-def test_slurm_job_stops_without_the_prelab(submit):
-    done, calls = submit(1)
-    assert done.returncode == 1
-    assert "Run the pre-lab first" in done.stderr
-    assert calls == []
-
-
-def test_slurm_directives(directives):
-    assert directives["ntasks-per-node"] == directives["gpus-per-node"] == "8"
-    assert f"gpus_per_node={directives['gpus-per-node']}\n" in (LAB / "job.sbatch").read_text()
     hours, minutes, seconds = map(int, directives["time"].split(":"))
-    needed = 40  # the sheet's minutes on 8 GPUs, and some
-    assert needed < hours * 60 + minutes + seconds / 60 <= 120
-    assert {"job-name", "nodes", "cpus-per-task", "output"} <= directives.keys()
-    assert subprocess.run(["bash", "-n", LAB / "job.sbatch"], check=False).returncode == 0
+    assert sum(expected.values()) / 8 < hours * 60 + minutes + seconds / 60
 
 
 # ---- the figure ------------------------------------------------------------------------------------------------------
@@ -221,9 +192,3 @@ def test_mixed_machines_are_labelled_and_never_joined(lab):
     assert any("CPU X" in label for label in labels)
     assert any("GPU Y" in label for label in labels)
     assert not any("CPU X" in label and "GPU Y" in label for label in labels)
-
-
-def test_empty_folder_is_explained(tmp_path, lab, capsys):
-    (tmp_path / "other.json").write_text(json.dumps({"lab": "another"}))
-    assert save(LAB.name, lab["plot"].draw, "x.png", "", [str(tmp_path)]) == 2
-    assert "no result of lab 04" in capsys.readouterr().err

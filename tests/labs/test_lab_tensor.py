@@ -16,6 +16,7 @@ LAB = ROOT / "labs" / "05_tensor"
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_run_under_torchrun_and_under_launch_and_the_figure(tmp_path, lab, python):
     """Two ranks by torchrun, one by launch: complete results, the same losses, and a figure of both."""
     run = (LAB / "run.py", "--task", "ranks", "--model", "tiny", "--batch", 4, "--steps", 3, "--out", tmp_path)

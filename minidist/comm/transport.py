@@ -216,6 +216,15 @@ class Gloo(Torch):
     def __init__(self, group: Any, rank: int, size: int) -> None:
         super().__init__(group, rank, size)
         self._room = self.LEAST_ROOM  # the same on all ranks
+        self._direct: Any = dist.group.WORLD if group is None else group
+
+    # As dist.isend and dist.irecv, without the checks that Comm has made: an exchange has many messages.
+
+    def isend(self, data: Tensor, dst: int, tag: int) -> Started:
+        return Started([self._direct.send([data], dst, tag)])
+
+    def irecv(self, data: Tensor, src: int, tag: int) -> Started:
+        return Started([self._direct.recv([data], src, tag)])
 
     def all_reduce(self, data: Tensor, op: str) -> Started:
         if self.size * data.nbytes > self.SMALL_NBYTES:

@@ -34,7 +34,7 @@ class Snapshot:
 
     state: State = State.STARTING
     calls: int = 0
-    op: str = ""
+    op: str = ""  # what it waits in, and where: empty and 0 unless it is WAITING
     file: str = ""
     line: int = 0
     func: str = ""
@@ -53,7 +53,7 @@ def read(memory: mmap, rank: int) -> Snapshot:
     base = rank * _BYTES
     changes, state, calls, line, threads, since = _HEAD.unpack_from(memory, base)
     texts, at = {}, base + _HEAD.size
-    for name, size in _TEXTS:
+    for name, size in _TEXTS if state == State.WAITING else ():
         texts[name] = memory[at : at + size].split(b"\0", 1)[0].decode("utf-8", "replace")
         at += size
     return Snapshot(State(state), calls, line=line, threads=threads, since=since, changes=changes, **texts)
@@ -69,9 +69,9 @@ class Slot:
         self._library = Library.here()
         self._texts: tuple[str, str, str] = ("", "", "")
 
-    def set(self, state: State, op: str = "") -> None:
+    def set(self, state: State) -> None:
         """Say that the rank is now in ``state``, outside any communication call."""
-        self._write(state, op, None)
+        self._write(state)
 
     @contextmanager
     def waiting(self, op: str) -> Iterator[None]:
@@ -88,18 +88,18 @@ class Slot:
             yield
         finally:
             self._depth = 0
-            self._write(State.RUNNING, "", None)
+            self._write(State.RUNNING)
 
     @property
     def nested(self) -> bool:
         """Whether the rank is inside ``waiting``."""
         return self._depth > 0
 
-    def _write(self, state: State, op: str, frame: FrameType | None) -> None:
+    def _write(self, state: State, op: str = "", frame: FrameType | None = None) -> None:
         self._changes += 1
         code = frame.f_code if frame else None
         texts = (op, code.co_name, code.co_filename) if code else (op, "", "")
-        if texts != self._texts:
+        if state == State.WAITING and texts != self._texts:
             self._texts, at = texts, self._base + _HEAD.size
             for text, (_, size) in zip(texts, _TEXTS, strict=True):
                 self._memory[at : at + size] = text.encode()[: size - 1].ljust(size, b"\0")

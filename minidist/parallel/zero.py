@@ -226,9 +226,9 @@ class Zero(nn.Module):
         """Autograd has a parameter's gradient."""
         self._begin()
         flat.deliver(i)
-        if 2 * unit.waiting() <= sum(len(flat.parameters) for flat in unit.flats if flat.trained):
+        if self._ahead and 2 * unit.waiting() <= sum(len(flat.parameters) for flat in unit.flats if flat.trained):
             self._send_for_next(unit)
-        if self.stage < 3 and not self._accumulating:
+        if self.stage < 3 and not self._accumulating and not unit.waiting():
             self._launch_complete()
 
     def _send_for_next(self, unit: Unit) -> None:

@@ -223,6 +223,7 @@ class Flat:
     def expect_all(self) -> None:
         """A new backward pass: no gradient has come."""
         self.waiting = set(range(len(self.parameters))) if self.trained else set()
+        self.came: list[int] = []  # and not taken over yet
 
     def deliver(self, index: int) -> None:
         """Autograd has this parameter's gradient: take it over while it is in the processor's cache.
@@ -236,13 +237,14 @@ class Flat:
                 "If that comes from activation checkpointing, pass use_reentrant=False"
             )
         self.waiting.remove(index)
+        self.came.append(index)
         if len(self.waiting) < len(self.parameters) - 1 or not self.waiting:
             self.take_over_all()
 
     def take_over_all(self) -> None:
-        """Take over every gradient that is there."""
-        for index in range(len(self.parameters)):
-            self.take_over(index)
+        """Take over every gradient that has come."""
+        while self.came:
+            self.take_over(self.came.pop())
 
     def take_over(self, index: int) -> None:
         """Add the parameter's gradient, divided by the number of ranks, to the flat tensor, and take it away there."""

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import minidist as md
-from benchmarks.alternate import Step, alternate
+from benchmarks.alternate import Step, Times, alternate, in_worlds
 from benchmarks.row import Row, compare
 
 BAR = 1.02
@@ -43,7 +43,7 @@ def rows(quick: bool) -> Iterator[Row]:
     """Rows for 2 and 4 ranks."""
     training = QUICK if quick else FULL
     for ranks in (2,) if quick else (2, 4):
-        seconds = md.launch(measure, ranks=ranks, args=(training,), check=False, timeout=1200)[0]
+        seconds = in_worlds(measure, ranks, training, rounds=training.rounds)
         name = f"data_parallel/{ranks} ranks/"
         for mechanism in ("naive", "bucketed", "overlapped"):
             judged = mechanism == "overlapped"
@@ -56,7 +56,7 @@ def rows(quick: bool) -> Iterator[Row]:
         yield compare(name + "all ours", seconds["all ours"], seconds["ddp"], BAR, WHAT["all ours"], judged=False)
 
 
-def measure(world: md.Comm, training: Training) -> dict[str, list[float]]:
+def measure(world: md.Comm, training: Training, rounds: int) -> Times:
     """Seconds of a step of each contender, all in the ranks of this world, each with its own copy of the model."""
     torch.set_num_threads(1)
     steps: dict[str, Step] = {
@@ -72,7 +72,7 @@ def measure(world: md.Comm, training: Training) -> dict[str, list[float]]:
         ),
         "one process": one_process_trainer(training, world),
     }
-    return alternate(steps, world, training.rounds)
+    return alternate(steps, world, rounds)
 
 
 def trainer(

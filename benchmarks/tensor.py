@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.functional import cross_entropy
 
 import minidist as md
-from benchmarks.alternate import Step, alternate
+from benchmarks.alternate import Step, Times, alternate, in_worlds
 from benchmarks.data_parallel import FULL, QUICK, Training, batches
 from benchmarks.row import Row, compare
 
@@ -39,7 +39,7 @@ def rows(quick: bool) -> Iterator[Row]:
     """Rows for 2 and 4 ranks."""
     training = QUICK if quick else replace(FULL, rounds=20)
     for ranks in (2,) if quick else (2, 4):
-        seconds = md.launch(measure, ranks=ranks, args=(training,), check=False, timeout=1200)[0]
+        seconds = in_worlds(measure, ranks, training, rounds=training.rounds)
         name = f"tensor/{ranks} ranks/"
         for row, ours, theirs, judged in (
             ("layer by layer", "layer by layer", "dtensor", False),
@@ -50,7 +50,7 @@ def rows(quick: bool) -> Iterator[Row]:
             yield compare(name + row, seconds[ours], seconds[theirs], BARS[ranks], WHAT[row], judged)
 
 
-def measure(world: md.Comm, training: Training) -> dict[str, list[float]]:
+def measure(world: md.Comm, training: Training, rounds: int) -> Times:
     """Seconds of a step of each contender, all in the ranks of this world, each with its own copy of the model.
 
     The ranks have the same batch, so that of all ranks of data_parallel's comparison.
@@ -66,7 +66,7 @@ def measure(world: md.Comm, training: Training) -> dict[str, list[float]]:
         "dtensor": their_trainer(parallelize(model(), world, shared_input_plan), training),
         "dtensor sequence": their_trainer(parallelize(model(), world, sequence_plan), training),
     }
-    return alternate(steps, world, training.rounds)
+    return alternate(steps, world, rounds)
 
 
 def our_trainer(model: torch.nn.Module, training: Training, world: md.Comm) -> Step:

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import minidist as md
-from benchmarks.alternate import Step, alternate
+from benchmarks.alternate import Step, Times, alternate, in_worlds
 from benchmarks.data_parallel import FULL, QUICK, Training, batches
 from benchmarks.row import Row, compare
 
@@ -35,10 +35,10 @@ def rows(quick: bool) -> Iterator[Row]:
     """Rows for 2 and 4 ranks: seconds, and bytes at the peak."""
     training = QUICK if quick else FULL
     for ranks in (2,) if quick else (2, 4):
-        seconds, peaks = md.launch(measure, ranks=ranks, args=(training,), check=False, timeout=1800)[0]
+        seconds = in_worlds(measure, ranks, training, rounds=training.rounds)
         name = f"zero/{ranks} ranks/"
         for row, theirs, bar, judged in (
-            ("stage 3", "fully_shard", STAGE_3_BAR, True),
+            ("stage 3", "fully_shard", STAGE_3_BAR, ranks > 2),
             ("stage 3, all ours", "fully_shard", STAGE_3_BAR, False),
             ("stage 3, keep_last", "fully_shard", STAGE_3_BAR, False),
             ("stage 1", "sharded optimizer", SHARDED_OPTIMIZER_BAR, True),
@@ -46,31 +46,37 @@ def rows(quick: bool) -> Iterator[Row]:
             ("stage 0", "ddp", SHARDED_OPTIMIZER_BAR, False),
         ):
             yield compare(name + row, seconds[row], seconds[theirs], bar, WHAT[row], judged)
-        ours, theirs = peaks
+        ours, theirs = md.launch(peaks, ranks=ranks, args=(training,), check=False)[0]
         yield compare(name + "peak memory", ours, theirs, PEAK_BAR, WHAT["peak memory"], unit="B")
 
 
-def measure(world: md.Comm, training: Training) -> tuple[dict[str, list[float]], tuple[list[float], list[float]]]:
-    """Seconds of a step of each contender in the ranks of this world; bytes at the peak of every rank, ours, theirs."""
+def measure(world: md.Comm, training: Training, rounds: int) -> Times:
+    """Seconds of a step of each contender, all in the ranks of this world, each with its own copy of the model."""
     torch.set_num_threads(1)
     steps: dict[str, Step] = {
-        "fully_shard": (sharded := torch_step(training, world, *fully_sharded(training, world)))[0],
+        "fully_shard": torch_step(training, world, *fully_sharded(training, world))[0],
         "sharded optimizer": torch_step(training, world, *with_sharded_optimizer(training))[0],
         "ddp": torch_step(training, world, *replicated(training))[0],
-        "stage 3": (third := zero_step(training, world, stage=3))[0],
+        "stage 3": zero_step(training, world, stage=3)[0],
         "stage 3, all ours": zero_step(training, world, md.AdamW, stage=3)[0],
         "stage 3, keep_last": zero_step(training, world, stage=3, keep_last=True)[0],
         **{f"stage {stage}": zero_step(training, world, stage=stage)[0] for stage in (0, 1, 2)},
     }
-    seconds = alternate(steps, world, training.rounds)
-    return seconds, (peaks(world, *third), peaks(world, *sharded))
+    return alternate(steps, world, rounds)
 
 
-def peaks(world: md.Comm, step: Step, model: nn.Module) -> list[float]:
-    """The peak of a step on every rank, in bytes."""
-    with md.PeakMemory(model.parameters()) as peak:
-        step()
-    return world.all_gather(torch.tensor([float(peak.nbytes)])).tolist()
+def peaks(world: md.Comm, training: Training) -> list[list[float]]:
+    """The peak of a step on every rank, in bytes: of stage 3 and of fully_shard."""
+    found = []
+    for step, model in (
+        zero_step(training, world, stage=3),
+        torch_step(training, world, *fully_sharded(training, world)),
+    ):
+        for _ in range(2):  # the optimizer's state is there from the second on
+            with md.PeakMemory(model.parameters()) as peak:
+                step()
+        found.append(world.all_gather(torch.tensor([float(peak.nbytes)])).tolist())
+    return found
 
 
 def zero_step(

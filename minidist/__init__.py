@@ -1,6 +1,7 @@
 """minidist: how one model is trained across many chips, small enough to read in a weekend."""
 
 from minidist import autograd as autograd
+from minidist import schedule as schedule
 from minidist.comm import algorithms as algorithms
 from minidist.comm.checked import CommMismatch as CommMismatch
 from minidist.comm.comm import Comm as Comm
@@ -26,6 +27,7 @@ from minidist.optim import AdamW as AdamW
 from minidist.parallel.data import DataParallel as DataParallel
 from minidist.parallel.data import average_gradients as average_gradients
 from minidist.parallel.paced import pace_compute as pace_compute
+from minidist.parallel.pipeline import PipelineParallel as PipelineParallel
 from minidist.parallel.tensor import full_grads as full_grads
 from minidist.parallel.tensor import full_state_dict as full_state_dict
 from minidist.parallel.tensor import gpt_plan as gpt_plan
@@ -49,6 +51,7 @@ from minidist.plan.memory import zero_traffic as zero_traffic
 from minidist.plan.sharded import sharded_step as sharded_step
 from minidist.plan.step import data_parallel_step as data_parallel_step
 from minidist.sharded import roles as roles
+from minidist.staged.split import split_stages as split_stages
 from minidist.timeline import Span as Span
 from minidist.timeline import Timeline as Timeline
 
@@ -67,6 +70,7 @@ __all__ = [
     "Mesh",
     "Partial",
     "PeakMemory",
+    "PipelineParallel",
     "Replicate",
     "Shard",
     "Span",
@@ -95,7 +99,9 @@ __all__ = [
     "placement_of",
     "redistribute",
     "roles",
+    "schedule",
     "sharded_step",
+    "split_stages",
     "stdlib_tokens",
     "storage_bytes",
     "tensor_parallel",

@@ -240,6 +240,21 @@ class Timeline:
             talking += length(comm)
         return hidden / talking if talking else 0.0
 
+    @cached_property
+    def peak_in_flight(self) -> list[int]:
+        """For each rank the most micro-batches, each counted for every stage, between F and the end of their B or W.
+
+        Of spans whose action has a stage, a kind and a microbatch, as a pipeline's has; what comes to no end stays.
+        """
+        return [int(peak([(start, end) for start, end in self.in_flight(rank)])) for rank in self.ranks]
+
+    def in_flight(self, rank: int) -> list[Interval]:
+        """From when to when this rank held each micro-batch of each of its stages, in order of start."""
+        spans = [span for span in self.lane(rank) if hasattr(span.action, "microbatch")]
+        ends = {(s.action.stage, s.action.microbatch): s.end for s in spans if s.action.kind in ("B", "W")}
+        starts = [(s.start, (s.action.stage, s.action.microbatch)) for s in spans if s.action.kind == "F"]
+        return [(start, ends.get(key, self.end)) for start, key in starts]
+
     def peak_spans(self, rank: int, lane: str = "comm") -> int:
         """Most spans of this rank and lane that ran at one instant."""
         return int(peak([(span.start, span.end) for span in self.lane(rank, lane)]))

@@ -1,0 +1,286 @@
+"""Pipeline parallelism: a model cut into stages, each on a rank, and the batch into micro-batches that pass through.
+
+Which rank does what when is a program (`minidist.schedule`), and here it is carried out: for every action the tensors
+that it reads are taken from a dictionary or received, and those that it writes are put there or sent. No schedule is
+known by name, and an activation is freed when the last action that reads it is done.
+
+The loss is a mean over the valid items of the whole batch, so a micro-batch counts by how many it has.
+
+Sources: Huang et al., GPipe (arXiv 1811.06965), for the micro-batches; `minidist.schedule.library` for the schedules.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minidist.comm.comm import Comm
+from minidist.loss import IGNORE
+from minidist.schedule.program import Action, Name, Program, reads, writes
+from minidist.schedule.simulate import validate
+from minidist.staged.backward import Grads, Weights, backward, input_gradient
+from minidist.staged.mail import Kind, Mail, kinds
+from minidist.timeline import Span, Timeline
+
+LossFunction = Callable[[Any, Tensor], Tensor]
+Batch = Tensor | Sequence[Tensor]
+
+
+class PipelineParallel:
+    """This rank's stages of a model, run as a program says.
+
+        program = md.schedule.build("1f1b", ranks=world.size, microbatches=8)
+        stages = md.split_stages(md.GPT(config, seed=0), program.stages)
+        mine = [stages[s] for s in program.stages_of(world.rank)]
+        pipeline = md.PipelineParallel(mine, program, world, loss_fn)
+        loss = pipeline.step(tokens, targets)
+
+    stages: this rank's, in ascending order. A stage gets what the one before returned, a tensor or several; what has a
+    gradient gets it back. loss_fn(output, target): a mean over the micro-batch's valid items: targets other than -100,
+    or rows where targets are not whole numbers. tied: pairs (name of a parameter of the first stage, of the last) that
+    are one parameter; the last takes the first's values, and both get the sum of their gradients. seconds: in a paced
+    run, how long an action of each kind takes, {"F": 0.01, "I": 0.01, "W": 0.01}.
+
+    timeline: of the last step, this rank's actions. peak_in_flight: the most micro-batches, each counted for every
+    stage, that this rank had between a forward pass and the end of its backward pass in that step.
+
+    Raises: ValueError for a program that cannot run, or stages or ranks that do not fit it.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[nn.Module],
+        program: Program,
+        comm: Comm,
+        loss_fn: LossFunction,
+        tied: Sequence[tuple[str, str]] = (),
+        seconds: Mapping[str, float] | None = None,
+    ) -> None:
+        validate(program)
+        numbers = program.stages_of(comm.rank) if comm.size == program.ranks else []
+        if comm.size != program.ranks:
+            raise ValueError(f"a program for {program.ranks} ranks, and this Comm has {comm.size}")
+        if len(stages) != len(numbers):
+            raise ValueError(
+                f"rank {comm.rank} has stages {numbers} in this program: pass {len(numbers)} modules, not {len(stages)}"
+            )
+        self.program, self.comm, self.loss_fn = program, comm, loss_fn
+        self.stages = dict(zip(numbers, stages, strict=True))
+        self.first, self.last = program.homes[0], program.homes[program.stages - 1]
+        self.seconds = seconds or {}
+        self.timeline = Timeline([], ranks=[comm.ranks[comm.rank]])
+        self.peak_in_flight = 0
+        self._known: dict[tuple[int, ...], dict[Name, tuple[Kind, ...]]] = {}
+        self._tied = [self._pair(*names) for names in tied]
+        for pair in self._tied:
+            self._share(pair)
+
+    # ---- steps -------------------------------------------------------------------------------------------------------
+
+    def step(self, inputs: Batch | None, targets: Tensor | None, tokens: float | None = None) -> float:
+        """Forward and backward for a batch: gradients are added to `grad`, and the loss is returned, on every rank.
+
+        inputs: [B, ...] or several, cut along dim 0 by `tensor_split`; read by the first stage's rank. targets: [B,
+        ...]; read by the last's. Other ranks may pass None. tokens: what to divide the sum of losses by, where a step
+        of the optimizer has several of these; None: this batch's valid items.
+
+        Raises: ValueError for a batch with fewer rows than micro-batches.
+        """
+        before = {p: p.grad for pair in self._tied for p in pair if p is not None}
+        for parameter in before:
+            parameter.grad = None
+        loss = self._run(self.program, inputs, targets, tokens)
+        for pair in self._tied:
+            self._add_gradients(pair)
+        for parameter, grad in before.items():
+            if grad is not None:
+                parameter.grad = grad if parameter.grad is None else grad.add_(parameter.grad)
+        return loss
+
+    @torch.no_grad()
+    def evaluate(self, inputs: Batch | None, targets: Tensor | None) -> float:
+        """The loss of a batch, without a backward pass."""
+        return self._run(self.program.forward(), inputs, targets, None)
+
+    def _run(self, program: Program, inputs: Batch | None, targets: Tensor | None, tokens: float | None) -> float:
+        data = self._microbatches(inputs) if self.comm.rank == self.first else []
+        answers = self._targets(targets, tokens) if self.comm.rank == self.last else []
+        shape = self._signature(data)
+        known = self._known.get(shape)
+        mail = Mail(program, self.comm, {} if known is None else known, letters=known is None)
+        run = _Run(self, program, mail, data, answers)
+        for action in program[self.comm.rank]:
+            run.do(action)
+        mail.finish()
+        if torch.is_grad_enabled():  # evaluation learns of no gradient
+            self._known[shape] = mail.known
+        self.timeline = Timeline(run.spans, ranks=[self.comm.ranks[self.comm.rank]], paced=self.comm.pace is not None)
+        self.peak_in_flight = run.peak
+        return self.comm.broadcast(run.loss, self.last).item()
+
+    def modelled(self, kind: str) -> float | None:
+        """Seconds that an action of this kind takes in a paced run, where they are given."""
+        if kind == "B" and "B" not in self.seconds and "I" in self.seconds:
+            return self.seconds["I"] + self.seconds.get("W", 0.0)
+        return self.seconds.get(kind)
+
+    # ---- the batch ---------------------------------------------------------------------------------------------------
+
+    def _microbatches(self, inputs: Batch | None) -> list[tuple[Tensor, ...]]:
+        if inputs is None:
+            raise ValueError(f"rank {self.comm.rank} has the first stage: pass the inputs")
+        tensors = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+        return list(zip(*(self._cut(tensor) for tensor in tensors), strict=True))
+
+    def _cut(self, x: Tensor) -> tuple[Tensor, ...]:
+        if len(x) < self.program.microbatches:
+            raise ValueError(f"{len(x)} rows do not make {self.program.microbatches} micro-batches: take fewer")
+        return x.tensor_split(self.program.microbatches)
+
+    def _targets(self, targets: Tensor | None, tokens: float | None) -> list[tuple[Tensor, float]]:
+        """Every micro-batch's targets, and how much its mean loss counts."""
+        if targets is None:
+            raise ValueError(f"rank {self.comm.rank} has the last stage: pass the targets")
+        parts = self._cut(targets)
+        counts = [valid(part) for part in parts]
+        total = max(sum(counts), 1) if tokens is None else tokens
+        return [(part, count / total) for part, count in zip(parts, counts, strict=True)]
+
+    def _signature(self, data: Sequence[tuple[Tensor, ...]]) -> tuple[int, ...]:
+        """What this batch looks like, the same on every rank: how its first and last micro-batch are shaped."""
+        kind = hash((len(data), *(k for m in data for k in kinds(m)))) if data else 0
+        return tuple(self.comm.broadcast(torch.tensor([kind], device=self.comm.device), self.first).tolist())
+
+    # ---- tied parameters ---------------------------------------------------------------------------------------------
+
+    def _pair(self, first: str, last: str) -> tuple[nn.Parameter | None, nn.Parameter | None]:
+        """The two parameters, None for one that another rank has."""
+        ends = (self.stages.get(0), first), (self.stages.get(self.program.stages - 1), last)
+        a, b = (None if stage is None else stage.get_parameter(name) for stage, name in ends)
+        return a, b
+
+    def _share(self, pair: tuple[nn.Parameter | None, nn.Parameter | None]) -> None:
+        """The last stage takes the first's values."""
+        first, last = pair
+        if first is not None and last is not None:
+            last.data.copy_(first.data)
+        elif first is not None:
+            self.comm.send(first.data, self.last)
+        elif last is not None:
+            self.comm.recv(last.data, self.first)
+
+    def _add_gradients(self, pair: tuple[nn.Parameter | None, nn.Parameter | None]) -> None:
+        """Both get the sum of the two gradients."""
+        first, last = pair
+        if first is last:
+            return  # one parameter, or not on this rank
+        mine = [torch.zeros_like(p) if p.grad is None else p.grad for p in pair if p is not None]
+        if len(mine) == 1:
+            peer = self.last if first is not None else self.first
+            theirs = torch.empty_like(mine[0])
+            sent, received = self.comm.isend(mine[0], peer), self.comm.irecv(theirs, peer)
+            received.wait()
+            sent.wait()
+            mine.append(theirs)
+        for parameter in pair:
+            if parameter is not None:
+                parameter.grad = mine[0] + mine[1]
+
+
+class _Run:
+    """One step under way on this rank: the tensors that are here, by their names."""
+
+    def __init__(
+        self,
+        pipeline: PipelineParallel,
+        program: Program,
+        mail: Mail,
+        data: Sequence[tuple[Tensor, ...]],
+        answers: Sequence[tuple[Tensor, float]],
+    ) -> None:
+        self.pipeline, self.mail, self.answers, self.stages = pipeline, mail, answers, program.stages
+        self.here: dict[Name, Any] = {Name("x", 0, m): list(tensors) for m, tensors in enumerate(data)}
+        self.training = any(action.kind != "F" for row in program for action in row)
+        self.loss = torch.zeros((), dtype=torch.float64, device=pipeline.comm.device)
+        self.spans: list[Span] = []
+        self.peak = self.in_flight = 0
+
+    def do(self, action: Action) -> None:
+        """Have what the action reads, carry it out, and pass on what it wrote."""
+        values = [self.take(name) for name in reads(action, self.stages)]
+        carry_out = {"F": self.forward, "B": self.backward, "I": self.input_gradient, "W": self.weight_gradient}
+        comm, start = self.pipeline.comm, monotonic()
+        with comm.compute(action, seconds=self.pipeline.modelled(action.kind)):
+            made = carry_out[action.kind](action, *values)
+        self.spans.append(Span(comm.ranks[comm.rank], action, start, monotonic()))
+        self.count(action)
+        for name in writes(action, self.stages):
+            self.here[name] = made[name.role]
+            if name in self.mail.to:
+                self.mail.send(name, self.here.pop(name))
+
+    def take(self, name: Name) -> Any:
+        """What is called so; from now on whoever asked has it alone."""
+        return self.mail.receive(name) if name in self.mail.source else self.here.pop(name)
+
+    def count(self, action: Action) -> None:
+        """Forward passes that wait for the end of their backward pass."""
+        self.in_flight += {"F": 1, "I": 0}.get(action.kind, -1)
+        self.peak = max(self.peak, self.in_flight)
+
+    def forward(self, action: Action, received: list[Tensor]) -> dict[str, Any]:
+        """x -> x of the next stage, and act: what came in and what went out, for as long as backward needs it."""
+        inputs = [x.detach().requires_grad_(x.requires_grad) for x in received]
+        out = self.pipeline.stages[action.stage](*inputs)
+        if action.stage == self.stages - 1:
+            loss = self.weighted_loss(out, action.microbatch)
+            self.loss += loss.detach()
+            return {"act": (inputs, [loss])}
+        outputs = [out] if isinstance(out, Tensor) else list(out)
+        return {"x": outputs, "act": (inputs, outputs)}
+
+    def weighted_loss(self, out: Any, microbatch: int) -> Tensor:
+        target, share = self.answers[microbatch]
+        if share == 0:  # the mean of nothing is NaN
+            return torch.stack([part.sum() for part in ([out] if isinstance(out, Tensor) else out)]).sum() * 0.0
+        return self.pipeline.loss_fn(out, target) * share
+
+    def backward(self, action: Action, act: Any, grads: list[Tensor] | None = None) -> dict[str, Any]:
+        """The gradient of what came in, and that of the weights into their `grad`."""
+        ends = self.ends(act, grads)
+        return {"g": dense(backward(*ends), ends[2])}
+
+    def input_gradient(self, action: Action, act: Any, grads: list[Tensor] | None = None) -> dict[str, Any]:
+        """The gradient of what came in; the weights' is left for later."""
+        ends = self.ends(act, grads)
+        found, weights = input_gradient(*ends)
+        return {"g": dense(found, ends[2]), "wctx": weights}
+
+    def weight_gradient(self, action: Action, wctx: Weights) -> dict[str, Any]:
+        """What was left."""
+        wctx.run()
+        return {}
+
+    def ends(self, act: Any, grads: list[Tensor] | None) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Outputs that have a gradient, these gradients, and inputs that want one."""
+        inputs, outputs = act
+        outputs = [out for out in outputs if out.requires_grad]
+        if grads is None:
+            grads = [torch.ones_like(out) for out in outputs]
+        return outputs, grads, [x for x in inputs if x.requires_grad]
+
+
+def dense(grads: Grads, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Gradients of these inputs, zeros for one that was not used."""
+    return [torch.zeros_like(x) if grad is None else grad for grad, x in zip(grads, inputs, strict=True)]
+
+
+def valid(targets: Tensor) -> int:
+    """How many items a mean over these targets is over: those that are not -100, or rows of what are no whole numbers.
+
+    >>> valid(torch.tensor([[1, -100], [2, 3]])), valid(torch.zeros(4, 3))
+    (3, 4)
+    """
+    return len(targets) if targets.is_floating_point() else int((targets != IGNORE).sum())

@@ -4,7 +4,6 @@ import os
 import sys
 import sysconfig
 from dataclasses import dataclass
-from functools import lru_cache
 from types import FrameType
 
 
@@ -27,7 +26,6 @@ class Library:
             (folder(minidist), *map(folder, torch)), folder(sysconfig.get_path("stdlib")), tuple(map(folder, site))
         )
 
-    @lru_cache(maxsize=4096)  # noqa: B019 (asked at every wait; a process has one Library)
     def holds(self, file: str) -> bool:
         """Whether ``file`` is library code.
 

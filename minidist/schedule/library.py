@@ -9,6 +9,7 @@ in github.com/deepseek-ai/DualPipe.
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from minidist.schedule.program import Action, Program
 
@@ -182,15 +183,17 @@ class Schedule:
     fewest: Callable[[int], int] = lambda ranks: 1
 
 
-SCHEDULES = {
-    "gpipe": Schedule(gpipe),
-    "1f1b": Schedule(one_f_one_b),
-    "interleaved": Schedule(interleaved, stages_per_rank=None),
-    "zb_h1": Schedule(zb_h1),
-    "zb_h2": Schedule(zb_h2),
-    "zb_v": Schedule(zb_v, stages_per_rank=2, fewest=lambda ranks: 2 * ranks - 1),
-    "dualpipe_v": Schedule(dualpipe_v, stages_per_rank=2, fewest=lambda ranks: 2 * ranks),
-}
+SCHEDULES = MappingProxyType(
+    {
+        "gpipe": Schedule(gpipe),
+        "1f1b": Schedule(one_f_one_b),
+        "interleaved": Schedule(interleaved, stages_per_rank=None),
+        "zb_h1": Schedule(zb_h1),
+        "zb_h2": Schedule(zb_h2),
+        "zb_v": Schedule(zb_v, stages_per_rank=2, fewest=lambda ranks: 2 * ranks - 1),
+        "dualpipe_v": Schedule(dualpipe_v, stages_per_rank=2, fewest=lambda ranks: 2 * ranks),
+    }
+)
 
 
 def build(name: str, ranks: int, microbatches: int, stages_per_rank: int = 1) -> Program:

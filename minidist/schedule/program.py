@@ -12,9 +12,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import NamedTuple
 
-KINDS = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
+KINDS = MappingProxyType({"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"})
 
 
 class Action(NamedTuple):

@@ -28,8 +28,6 @@ from minidist.parallel.data import DataParallel as DataParallel
 from minidist.parallel.data import average_gradients as average_gradients
 from minidist.parallel.paced import pace_compute as pace_compute
 from minidist.parallel.pipeline import PipelineParallel as PipelineParallel
-from minidist.parallel.tensor import full_grads as full_grads
-from minidist.parallel.tensor import full_state_dict as full_state_dict
 from minidist.parallel.tensor import gpt_plan as gpt_plan
 from minidist.parallel.tensor import tensor_parallel as tensor_parallel
 from minidist.parallel.zero import Zero as Zero
@@ -51,6 +49,8 @@ from minidist.plan.memory import zero_traffic as zero_traffic
 from minidist.plan.sharded import sharded_step as sharded_step
 from minidist.plan.step import data_parallel_step as data_parallel_step
 from minidist.sharded import roles as roles
+from minidist.sharded.whole import full_grads as full_grads
+from minidist.sharded.whole import full_state_dict as full_state_dict
 from minidist.staged.split import split_stages as split_stages
 from minidist.timeline import Span as Span
 from minidist.timeline import Timeline as Timeline

@@ -54,8 +54,8 @@ class Axes(Protocol):
 # ---- what a parameter carries ----------------------------------------------------------------------------------------
 
 
-def place(parameter: nn.Parameter, axis: str, placement: Placement) -> None:
-    """Note on the parameter where its elements are along this axis of the mesh.
+def place(parameter: nn.Parameter, axis: str, placement: Placement, part: int | None = None) -> None:
+    """Note on the parameter where its elements are along this axis of the mesh, and which part this rank has.
 
     Shard also says that the ranks along the axis hold different parameters, as the stages of a pipeline do: what
     matters is that no element is there twice. The note survives `to`, `double` and pickle; `copy.deepcopy` of a
@@ -69,11 +69,18 @@ def place(parameter: nn.Parameter, axis: str, placement: Placement) -> None:
     if not isinstance(placement, Replicate | Shard | Partial):
         raise TypeError(f"a placement is Replicate(), Shard(dim) or Partial(), not {placement!r}")
     vars(parameter)["placements"] = placements(parameter) | {axis: placement}
+    if part is not None:
+        vars(parameter)["parts"] = parts(parameter) | {axis: part}
 
 
 def placements(parameter: Tensor) -> dict[str, Placement]:
     """What `place` noted: axis -> placement."""
     return vars(parameter).get("placements", {})
+
+
+def parts(parameter: Tensor) -> dict[str, int]:
+    """Which part this rank has along an axis, where `place` noted it: axis -> number."""
+    return vars(parameter).get("parts", {})
 
 
 def placement_of(parameter: Tensor, axis: str) -> Placement:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from minidist.comm.comm import Comm
+from minidist.placement import parts
 
 
 def broadcast_tensors(tensors: Iterable[Tensor], comm: Comm, src: int = 0) -> None:
@@ -44,7 +45,10 @@ def check_same_module(module: nn.Module, comm: Comm, also: Iterable[str] = ()) -
 
     also: further lines of text that the ranks must agree on.
     """
-    lines = [f"{name} {list(p.shape)} {p.dtype} trained={p.requires_grad}" for name, p in module.named_parameters()]
+    lines = [
+        f"{name} {list(p.shape)} {p.dtype} trained={p.requires_grad}" + "".join(map(_part, parts(p).items()))
+        for name, p in module.named_parameters()
+    ]
     lines += [f"{name} {list(b.shape)} {b.dtype} buffer" for name, b in module.named_buffers()]
     lines += also
     text = torch.tensor([*"\n".join(lines).encode(), 0], dtype=torch.uint8, device=comm.device)
@@ -53,7 +57,13 @@ def check_same_module(module: nn.Module, comm: Comm, also: Iterable[str] = ()) -
         if theirs != everyone[0]:
             mine, other = ([*t.splitlines(), "nothing more"] for t in (everyone[0], theirs))
             a, b = next((a, b) for a, b in zip(mine, other, strict=False) if a != b)
-            raise RuntimeError(f"the ranks wrap different modules: rank 0 has {a}, where rank {rank} has {b}")
+            cut = next((axis for p in module.parameters() for axis in parts(p)), None)
+            hint = f". What is cut over {cut!r} is the same along another axis of the mesh: pass that" if cut else ""
+            raise RuntimeError(f"the ranks wrap different modules: rank 0 has {a}, where rank {rank} has {b}{hint}")
+
+
+def _part(axis_and_part: tuple[str, int]) -> str:
+    return " part {1} over {0!r}".format(*axis_and_part)
 
 
 def check_replicas(module: nn.Module, comm: Comm) -> None:

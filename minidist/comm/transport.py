@@ -16,6 +16,7 @@ from minidist.comm.wire import LARGEST_TAG
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
+_HEAD = 16  # bytes in front of a tensor: room for its length, and a start at which any element type may lie
 _INSIDE_TAG = LARGEST_TAG + 1  # of messages that are part of a collective
 
 
@@ -245,21 +246,21 @@ class Gloo(Torch):
         not change need a single exchange.
         """
         raw, room = data.as_strided((data.numel(),), (1,)).view(torch.uint8), self._room
-        block = torch.empty(8 + room, dtype=torch.uint8)
+        block = torch.empty(_HEAD + room, dtype=torch.uint8)
         block.view(torch.int64)[0] = len(data)
-        block[8 : 8 + len(raw)] = raw[:room]
-        blocks = block.new_empty(self.size, 8 + room)
+        block[_HEAD : _HEAD + len(raw)] = raw[:room]
+        blocks = block.new_empty(self.size, _HEAD + room)
         for work in self.all_gather(blocks.view(-1), block, [len(block)] * self.size).works:
             work.wait()
         sizes = blocks.view(torch.int64)[:, 0].tolist()
         row_nbytes = math.prod(data.shape[1:]) * data.itemsize
         longest = max(sizes) * row_nbytes
         small = longest * self.size <= self.COPY_NBYTES
-        self._room = max(-(-longest // 8) * 8, self.LEAST_ROOM) if small else self.LEAST_ROOM
+        self._room = max(-(-longest // _HEAD) * _HEAD, self.LEAST_ROOM) if small else self.LEAST_ROOM
         if longest > room:
             return sizes, None
-        pieces = [blocks[r, 8 : 8 + n * row_nbytes] for r, n in enumerate(sizes)]
-        whole = blocks[:, 8 : 8 + longest].reshape(-1) if min(sizes) == max(sizes) else torch.cat(pieces)
+        pieces = [blocks[r, _HEAD : _HEAD + n * row_nbytes] for r, n in enumerate(sizes)]
+        whole = blocks[:, _HEAD : _HEAD + longest].reshape(-1) if min(sizes) == max(sizes) else torch.cat(pieces)
         return sizes, whole.view(data.dtype).view(sum(sizes), *data.shape[1:])
 
     def all_gather(self, out: Tensor, data: Tensor, sizes: Sequence[int]) -> Started:

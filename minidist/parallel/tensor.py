@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from minidist.comm.comm import Comm
 from minidist.comm.partition import lengths, partition
 from minidist.models.gpt import GPT, GPTConfig
-from minidist.placement import Replicate, Shard, place, placement_of, redistribute
+from minidist.placement import Replicate, Shard, place, redistribute
 from minidist.replicas import broadcast_tensors, check_same_module
 from minidist.sharded.layers import (
     Border,
@@ -98,8 +98,9 @@ def tensor_parallel(
     over by wrapping the result in DataParallel. Make the optimizer afterwards: the parameters are
     new ones.
 
-    plan: names of modules (a star for any one part) -> roles; None: `gpt_plan`. A module without a
-    role computes the same on all ranks. sequence: between regions each rank has its part of the
+    plan: names of modules (a star for any one part) -> roles, which are in `md.roles`, such as
+    {"up": md.roles.Column(), "down": md.roles.Row()}; None: `gpt_plan`. A module without a role
+    computes the same on all ranks. sequence: between regions each rank has its part of the
     tokens, flat, [t, D]. seed: of what is random in forward passes. Dropout drops what it would in
     one process seeded so, whatever the number of ranks, and something else in each other replica.
     None: `torch.initial_seed()` of comm's first rank. axis: the name under which the parameters
@@ -113,7 +114,8 @@ def tensor_parallel(
         raise TypeError(f"comm is an axis of the mesh, as mesh['tp'], not {type(comm).__name__}")
     if plan is None:
         if not isinstance(module, GPT):
-            raise ValueError(f"only GPT has a plan: pass plan= for {type(module).__name__}")
+            name = type(module).__name__
+            raise ValueError(f"only GPT has a plan: pass plan= for {name}, or cut a GPT before it is wrapped")
         plan = gpt_plan(module.config)
     roles = match(plan, module)
     check_plan(roles, module, comm.size, sequence)
@@ -145,7 +147,7 @@ def _cut_parameters(roles: Mapping[str, Role], module: nn.Module, border: Border
             if parameter not in cut:
                 mine = redistribute(parameter.detach(), Replicate(), placement, border.comm)
                 cut[parameter] = nn.Parameter(mine, requires_grad=parameter.requires_grad)
-                place(cut[parameter], border.axis, placement)
+                place(cut[parameter], border.axis, placement, border.comm.rank)
             setattr(layer, key, cut[parameter])
 
 
@@ -263,43 +265,3 @@ def _set_state(state: Tensor, device: torch.device) -> None:
         torch.set_rng_state(state)
     else:
         torch.get_device_module(device).set_rng_state(state, device)
-
-
-# ---- whole again -----------------------------------------------------------------------------------------------------
-
-
-def full_grads(module: nn.Module) -> dict[str, Tensor | None]:
-    """The whole gradient of each parameter, as one process would have it, on every rank. All ranks of tp must call.
-
-    module: from `tensor_parallel`, or one that holds it. None: no rank has a gradient.
-    """
-    border, named = _border(module), dict(module.named_parameters())
-    present = torch.tensor([p.grad is not None for p in named.values()], device=border.comm.device).int()
-    present = border.comm.all_reduce(present, op="max").tolist()
-    return {
-        name: _whole(torch.zeros_like(p) if p.grad is None else p.grad, p, border) if anywhere else None
-        for (name, p), anywhere in zip(named.items(), present, strict=True)
-    }
-
-
-def full_state_dict(module: nn.Module) -> dict[str, Tensor]:
-    """`state_dict` with whole tensors, as the plain module has it, on every rank. All ranks of tp must call."""
-    border, whole = _border(module), {}
-    state = module.state_dict(keep_vars=True)
-    for tensor in state.values():
-        if id(tensor) not in whole:
-            whole[id(tensor)] = _whole(tensor.detach(), tensor, border)
-    return {name: whole[id(tensor)] for name, tensor in state.items()}
-
-
-def _whole(x: Tensor, parameter: Tensor, border: Border) -> Tensor:
-    whole = redistribute(x, placement_of(parameter, border.axis), Replicate(), border.comm)
-    return whole.clone(memory_format=torch.contiguous_format)
-
-
-def _border(module: nn.Module) -> Border:
-    for each in module.modules():
-        border = getattr(each, "border", None) or getattr(getattr(each, "region", None), "border", None)
-        if isinstance(border, Border):
-            return border
-    raise ValueError(f"{type(module).__name__} has nothing that tensor_parallel cut")

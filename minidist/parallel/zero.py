@@ -30,9 +30,10 @@ from minidist import placement
 from minidist.comm.comm import Comm
 from minidist.memory import PeakMemory, tensors_in
 from minidist.replicas import broadcast_tensors, check_same_module, persistent_buffers
+from minidist.sharded.whole import on_first_part
 from minidist.units import whole
 from minidist.units.flat import Flat, Piece, Setting, groups_of, held, in_master_dtype, rest
-from minidist.units.unit import Unit, divide, named_blocks
+from minidist.units.unit import Unit, check_arguments, divide, named_blocks
 
 Groups = Callable[[str, nn.Parameter], Mapping[str, Any]]
 
@@ -89,6 +90,7 @@ class Zero(nn.Module):
         broadcast_buffers: bool = True,
     ) -> None:
         super().__init__()
+        check_arguments(comm, optimizer, groups)
         if not any(p.requires_grad and p.numel() for p in module.parameters()):
             raise ValueError("no parameter of this module requires a gradient: there is nothing to train")
         shard, replicas = comm if isinstance(comm, tuple) else (comm, None)
@@ -106,9 +108,7 @@ class Zero(nn.Module):
         self._backward = False  # a backward pass is under way
         self._accumulating = False  # inside no_sync
         self._keep = False  # since no_sync(reshard=False), until a backward pass outside begins
-        self._ahead: list[
-            tuple[Unit, Unit]
-        ] = []  # while the backward pass is in the first, the second is to be gathered
+        self._ahead: list[tuple[Unit, Unit]] = []  # in the backward pass of the first, the second is to be gathered
         self._pending: list[Unit] = []  # units whose gradients are being reduced
         self._register_hooks()
 
@@ -177,9 +177,8 @@ class Zero(nn.Module):
         if torch.is_grad_enabled():
             if not tensors:
                 raise TypeError(
-                    f"{unit.path or 'the module'} returned {type(out).__name__}, in which no tensor "
-                    "was found, so its backward pass could not be announced: return a tensor, or a "
-                    "tuple, list or dict of them"
+                    f"{unit.path or 'the module'} returned {type(out).__name__}, and no tensor in it whose "
+                    "gradient could announce its backward pass: return one, or a tuple, list or dict"
                 )
             for tensor in tensors:
                 if tensor.requires_grad:
@@ -193,9 +192,7 @@ class Zero(nn.Module):
         for flat in self._flats:
             for name, p in zip(flat.names, flat.parameters, strict=True):
                 if p.dtype != flat.full.dtype or (p.requires_grad and not flat.trained):
-                    raise RuntimeError(
-                        f"{name}: frozen or of another dtype when Zero was built: wrap a module that is as you train it"
-                    )
+                    raise RuntimeError(f"{name}: frozen or of another dtype when Zero was built: wrap the module again")
 
     # ---- backward ----------------------------------------------------------------------------------------------------
 
@@ -206,10 +203,7 @@ class Zero(nn.Module):
         messages leave, and not where the last gradient of a unit happens to arrive.
         """
         if torch.is_grad_enabled():
-            raise RuntimeError(
-                "a backward pass with create_graph=True would be differentiated after stage 3 has "
-                "freed the parameters it needs: use stage 2"
-            )
+            raise RuntimeError("create_graph=True needs the parameters after stage 3 has freed them: use stage 2")
         self._begin()
         at = self._order.index(unit) if unit in self._order else len(self._order)
         unit.start_unshard()  # if too few gradients came for that, before anything else is sent
@@ -225,6 +219,8 @@ class Zero(nn.Module):
     def _on_gradient(self, unit: Unit, flat: Flat, i: int, _parameter: Tensor) -> None:
         """Autograd has a parameter's gradient."""
         self._begin()
+        if self.stage == 3 and unit is not self._root:
+            unit.check_entered()
         flat.deliver(i)
         if self._ahead and 2 * unit.waiting() <= sum(len(flat.parameters) for flat in unit.flats if flat.trained):
             self._send_for_next(unit)
@@ -326,6 +322,7 @@ class Zero(nn.Module):
 
         mesh: where the module is cut over other axes too, such as tensor parallelism's. Collective.
         """
+        self._check_synced()
         if mesh is None:
             mesh = dict(zip((self.axis, f"{self.axis} replicas"), self._comms(), strict=False))
         return placement.clip_grad_norm_(self, max_norm, mesh, norm)
@@ -335,8 +332,7 @@ class Zero(nn.Module):
         """The optimizer's step on what this rank owns; then all have what they keep. Collective."""
         if self.optimizer is None:
             raise RuntimeError("there is no optimizer: build Zero(optimizer=lambda groups: ...)")
-        if not self.synced:
-            raise RuntimeError("gradients are this rank's alone: run the last backward outside no_sync")
+        self._check_synced()
         with in_master_dtype(self._pieces()):
             self.optimizer.step()
         self._keep = False
@@ -346,6 +342,10 @@ class Zero(nn.Module):
             flat.start_update()
         for flat in self._flats:
             flat.finish_update()
+
+    def _check_synced(self) -> None:
+        if not self.synced:
+            raise RuntimeError("gradients are this rank's alone: run the last backward outside no_sync")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients; they are always set to None."""
@@ -357,7 +357,7 @@ class Zero(nn.Module):
 
     def full_state_dict(self) -> dict[str, Any]:
         """The module's state dict, with every parameter in full, in the CPU's memory of rank 0; {} on the others."""
-        return whole.state_dict(self.module, self._flats, self._comms())
+        return on_first_part(self.module, whole.state_dict(self.module, self._flats, self._comms()))
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *_: Any, **__: Any) -> None:  # pyright: ignore
         """Take parameters and buffers from rank 0's state_dict, such as `full_state_dict` gave; the others' may be {}.
@@ -368,7 +368,8 @@ class Zero(nn.Module):
 
     def full_grads(self) -> dict[str, Tensor | None]:
         """The averaged gradients in full, by name, on rank 0; {} on the others. None for what no rank used."""
-        return whole.grads(self._flats, self._comms())
+        self._check_synced()
+        return on_first_part(self.module, whole.grads(self._flats, self._comms()))
 
     def memory(self) -> dict[str, int]:
         """Bytes this rank holds now under "params", "grads" and "optimizer" (master weights too), and the "peak".

@@ -113,7 +113,8 @@ class Flat:
             parameter.data = view
         self.spread_first_values()
         self.shard = self.full[self.part].clone() if self.sharded else self.full[self.part]
-        self.nothing = [first.data.new_full((), torch.nan).expand(p.shape) for p in self.parameters]
+        away = torch.nan if first.is_floating_point() or first.is_complex() else 0
+        self.nothing = [first.data.new_full((), away).expand(p.shape) for p in self.parameters]
         self.gathering: Any = None
         self.here = True
 
@@ -129,7 +130,9 @@ class Flat:
         self.grad_views: list[Tensor] = []
         self.grad_shard: Tensor | None = None
         self.reducing: Any = None
-        self.used: set[int] = set()  # parameters of which `grads` holds something
+        self.came: list[int] = []  # gradients that are there and not taken over
+        self.used: set[int] = set()  # parameters that got one since the last reduction
+        self.filled: set[int] = set()  # parameters of which `grads` holds something
         self.reduced = False  # `grads`, where it stays, holds in its own part the sum over the ranks
         self.expect_all()
         if self.sharded:
@@ -221,9 +224,9 @@ class Flat:
     # ---- gradients ---------------------------------------------------------------------------------------------------
 
     def expect_all(self) -> None:
-        """A new backward pass: no gradient has come."""
+        """A new backward pass: no gradient has come, and what the last one left is taken over."""
+        self.take_over_all()
         self.waiting = set(range(len(self.parameters))) if self.trained else set()
-        self.came: list[int] = []  # and not taken over yet
 
     def deliver(self, index: int) -> None:
         """Autograd has this parameter's gradient: take it over while it is in the processor's cache.
@@ -234,7 +237,8 @@ class Flat:
         if index not in self.waiting:
             raise RuntimeError(
                 f"{self.names[index]}: a second gradient in one backward pass, and the first may be on its way. "
-                "If that comes from activation checkpointing, pass use_reentrant=False"
+                "If that comes from activation checkpointing, pass use_reentrant=False; if from two forward passes, "
+                "give each a backward pass before the next, or use stage 2"
             )
         self.waiting.remove(index)
         self.came.append(index)
@@ -258,13 +262,14 @@ class Flat:
             )
         self.open_grads()
         view = self.grad_views[index]
-        if index in self.used:
+        if index in self.filled:
             view.add_(grad, alpha=scale)
         elif grad.dtype == view.dtype:
             torch.add(self.zero, grad, alpha=scale, out=view)  # 0 + x, so that no x is -0.0
         else:
             view.copy_(grad).mul_(scale).add_(0.0)
         self.used.add(index)
+        self.filled.add(index)
 
     def open_grads(self) -> Tensor:
         """Memory for gradients, holding what is to be added to."""
@@ -277,7 +282,7 @@ class Flat:
                 mine = slice(0, 0)
             self.grads[: mine.start].fill_(UNUSED)
             self.grads[mine.stop :].fill_(UNUSED)
-            self.used = set(range(len(self.parameters)))
+            self.filled = set(range(len(self.parameters)))
             self.reduced = False
         return self.grads
 
@@ -287,7 +292,7 @@ class Flat:
             return
         grads = self.open_grads()
         self.take_over_all()
-        for index in set(range(len(self.parameters))) - self.used:
+        for index in set(range(len(self.parameters))) - self.filled:
             self.grad_views[index].fill_(UNUSED)
         self.waiting = set()
         comm = self.setting.comm
@@ -312,7 +317,7 @@ class Flat:
             total = total.to(self.master.device)
             self.grad_shard = total if self.grad_shard is None else self.grad_shard.add_(total)
         self.hand_out()
-        self.used = set()
+        self.used, self.filled = set(), set()
 
     def hand_out(self) -> None:
         """Every piece's grad is its part of the slice; None where no rank had any."""
@@ -327,7 +332,7 @@ class Flat:
         """Forget the gradients."""
         for piece in self.pieces:
             piece.tensor.grad = None
-        self.grad_shard, self.used, self.reduced = None, set(), False
+        self.grad_shard, self.used, self.filled, self.reduced = None, set(), set(), False
 
     # ---- after the optimizer -----------------------------------------------------------------------------------------
 

@@ -93,7 +93,7 @@ def other_tokens(world):
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        (only_rank_0, "(?s)rank 0: waits in all_gather.*full_state_dict.*rank 1: returned"),
+        (only_rank_0, "(?s)rank 0: waits in full_state_dict, which all ranks have to call.*rank 1: returned"),
         (rank_1_elsewhere, "(?s)the calls differ; nothing was sent.*all_gather.*barrier"),
         (other_heads, r"rank 0 has blocks.0.attn.q: Column\(heads=2.*where rank 1 has .*Column\(heads=4"),
         (other_borders, "rank 0 has sequence=True, where rank 1 has sequence=False"),

@@ -82,7 +82,7 @@ weights = sum(p.numel() for p in layer.parameters())
 matrices = md.storage_bytes(layer.parameters())
 activations = md.storage_bytes([*saved, *layer.parameters()]) - matrices
 seconds = md.hardware.H100.seconds(6 * weights * wide.seq) / 0.5  # at half the peak
-print(f"{weights / 1e9:.2f} billion weights in a layer, one sequence of {wide.seq:,} tokens, bfloat16")
+print(f"{weights / 1e9:.2f} billion weights in a layer, bfloat16; {wide.seq:,} tokens")
 print("one layer, on one rank:                    ZeRO-3, any ranks    cut over 8")
 for what, size, unit in (
     ("weights, gathered to compute", matrices / 1e9, "GB"),
@@ -91,7 +91,7 @@ for what, size, unit in (
     ("forward and backward, H100 at half its peak", seconds * 1e3, "ms"),
 ):
     print(f"  {what:43s} {size:10.1f} {unit} {size / 8:14.1f} {unit}")
-print(f"126 layers: {126 * activations / 1e9:.0f} GB of activations, {126 * seconds:.0f} s a sequence")
+print(f"126 layers, one sequence: {126 * activations / 1e9:.0f} GB and {126 * seconds:.0f} s")
 print(f"16,384 ranks, a sequence each: {16384 * wide.seq / 1e6:.0f} million tokens a step")
 
 # %% [markdown]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minidist.viz.style import (
     BLUE,
@@ -79,8 +79,12 @@ def curves(
     predicted = predicted or {}
     names = list(dict.fromkeys([*measured, *predicted]))
     colours = {name: SERIES[i % len(SERIES)] for i, name in enumerate(names)}
+    under = _under(list(measured.values()))
     for i, (name, y) in enumerate(measured.items()):
-        ax.plot(x, y, MARKERS[i % len(MARKERS)], color=colours[name], ms=6.5, mec=INK, mew=0.6, label=name, zorder=3)
+        look: dict[str, Any] = {"ms": 6.5, "mec": INK, "mew": 0.6}
+        if any(under):  # some lie on one another: each a ring, the earlier the wider
+            look = {"ms": 6.5 + 4.5 * under[i], "mec": colours[name], "mew": 1.6, "mfc": "none"}
+        ax.plot(x, y, MARKERS[i % len(MARKERS)], color=colours[name], label=name, zorder=3, **look)
     fine = between(min(x), max(x), "x" in log)
     for name, y in predicted.items():
         label = f"{name}, predicted" if name in measured else name
@@ -104,6 +108,12 @@ def curves(
     if len(names) > 1 or predicted:
         ax.legend(frameon=False, fontsize=9)
     return fig
+
+
+def _under(rows: Sequence[Sequence[float]]) -> list[int]:
+    """For each row of points how many later ones are the same, which would hide it."""
+    rows = [list(row) for row in rows]
+    return [sum(later == row for later in rows[i + 1 :]) for i, row in enumerate(rows)]
 
 
 def between(first: float, last: float, by_ratio: bool, steps: int = 100) -> list[float]:

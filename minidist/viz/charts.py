@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -111,9 +112,16 @@ def curves(
 
 
 def _under(rows: Sequence[Sequence[float]]) -> list[int]:
-    """For each row of points how many later ones are the same, which would hide it."""
-    rows = [list(row) for row in rows]
-    return [sum(later == row for later in rows[i + 1 :]) for i, row in enumerate(rows)]
+    """For each row of points how many later ones lie on it, and would hide it.
+
+    >>> _under([[1.0, 2.0], [1.0, 2.001], [1.0, 3.0]])
+    [1, 0, 0]
+    """
+
+    def on(row: Sequence[float], later: Sequence[float]) -> bool:
+        return all(math.isclose(a, b, rel_tol=0.005) for a, b in zip(row, later, strict=True))
+
+    return [sum(on(row, later) for later in rows[i + 1 :]) for i, row in enumerate(rows)]
 
 
 def between(first: float, last: float, by_ratio: bool, steps: int = 100) -> list[float]:

@@ -639,7 +639,7 @@ viz.curves(
 )
 
 # %% [markdown]
-# Over a slow link stage 3 pays for its third unit. Over a fast one the prediction has it a little below stage 2: its
+# Over a slow link stage 3 pays for its third unit. Over a fast one the prediction has it below stage 2: its
 # gathering hides behind layers, while stage 2 here gathers at the end of the step, where nothing computes. Paced points
 # lie above the curves: this computer's own time comes on top, and stage 3 has more calls that need some.
 #

@@ -159,9 +159,7 @@ def by_rows(world, hidden):
 
 H = F.gelu(X @ A)
 terms, sums, sent = zip(*md.launch(by_rows, ranks=4, args=(H,)), strict=True)
-print(
-    f"each rank has a term {list(terms[0].shape)} of {list((H @ B).shape)}, and sent {sent[0]}"
-)
+print(f"each rank has a term {list(terms[0].shape)} of {list((H @ B).shape)}, and sent {sent[0]}")
 print(f"one term is {(terms[0] - H @ B).norm() / (H @ B).norm():.0%} away from h B, ", end="")
 print(f"their sum {(sums[0] - H @ B).abs().max():.0e}")
 

@@ -127,7 +127,7 @@ def _over_ranks(
     ends: dict[float, list[str]] = {}
     for stage in range(4):
         colour, marker = SERIES[stage], MARKERS[stage]
-        total = [held(stage, 1, n, precision, optimizer).total for n in worlds]
+        total = [held(stage, 1, n, precision, optimizer).total for n in worlds]  # pyright: ignore[reportArgumentType]
         ax.plot(worlds, total, "-", color=colour, lw=1.8)
         if stage in points:
             n, nbytes = zip(*points[stage].items(), strict=True)

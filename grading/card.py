@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from grading.verdict import Part, Verdict
 
 
-def card(question: str, answer: Any = None) -> None:
+def card(question: str, answer: Any = None, rest: bool = False) -> None:
     """Show a card; with an answer, typed as the text form asks for it, print what there is to say about that answer.
+
+    rest: of an order or a trace, print also what follows on the first wrong place or row.
 
     >>> card("dp-traffic")             # doctest: +SKIP
     >>> card("dp-traffic", "b")        # doctest: +SKIP
@@ -28,27 +30,32 @@ def card(question: str, answer: Any = None) -> None:
     except shelf.ShelfError as error:
         print(error)
         return
-    show_card(asked, answer)
+    show_card(asked, answer, rest)
 
 
-def show_card(asked: Asked, answer: Any = None) -> None:
+def show_card(asked: Asked, answer: Any = None, rest: bool = False) -> None:
     """A card on a question that is at hand already."""
     if answer is not None:
-        _answer_in_text(asked, answer)
+        _answer_in_text(asked, answer, rest)
     elif text.widgets_run():
         show(card_widget(asked), text.question(asked.drawn))
     else:
         print(text.question(asked.drawn))
 
 
-def _answer_in_text(asked: Asked, typed: Any) -> None:
+def _answer_in_text(asked: Asked, typed: Any, rest: bool) -> None:
     try:
         answer = text.parse(asked.drawn, typed)
     except AnswerError as error:
         print(error)
         return
-    judged, _ = answered(asked, answer)
-    print(text.plain_lines(explain(asked, judged, answer) + after_it(asked, judged)))
+    judged = asked.judge(answer)
+    if not rest or judged.right or answer not in earlier(asked):  # the same wrong answer, to read on, is no attempt
+        judged, _ = answered(asked, answer)
+    follows = after_it(asked, judged)
+    if follows and not rest:
+        follows = f"\n\n{_builds_on_it(asked)}: the same call with `rest=True`."
+    print(text.plain_lines(explain(asked, judged, answer) + follows))
 
 
 def answered(asked: Asked, answer: Any) -> tuple[Verdict, str]:
@@ -164,11 +171,14 @@ def after_it(asked: Asked, judged: Verdict) -> str:
         return ""
     rest = asked.explain()[len(judged.parts) :]
     lines = [f"- **{part.text}**: {reason(asked, part)}" for part in rest]
-    what = "row" if asked.drawn.kind == "trace" else "place"
     if not lines:
         return ""
-    said = f"What comes after this {what} builds on it. Correct it and check again, or see what follows"
-    return f"\n\n<details><summary>{said}</summary>\n\n" + "\n".join(lines) + "\n\n</details>"
+    return f"\n\n<details><summary>{_builds_on_it(asked)}</summary>\n\n" + "\n".join(lines) + "\n\n</details>"
+
+
+def _builds_on_it(asked: Asked) -> str:
+    what = "row" if asked.drawn.kind == "trace" else "place"
+    return f"What comes after this {what} builds on it. Correct it and check again, or see what follows"
 
 
 def explain_parts(asked: Asked, parts: tuple[Part, ...], answer: Any = None) -> str:

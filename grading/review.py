@@ -34,7 +34,7 @@ def review(module: str, answers: Any = None) -> None:
     )
     for place, asked in enumerate(cards):
         typed = answers[place] if answers is not None and place < len(answers) else None
-        show_card(asked, typed)
+        show_card(asked, typed, rest=True)  # a further call asks for other cards
 
 
 def to_review(module: str) -> list[Asked]:

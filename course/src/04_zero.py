@@ -40,7 +40,8 @@ review("04")
 # %% [markdown]
 # ## Sitting 1: Who keeps what (25 minutes)
 #
-# The model of this sitting has 4 layers of width 64. Before anything runs, commit to a number.
+# The model of this sitting has 4 layers of width 64. Before anything runs, commit to a number. It is about **stage 2** of
+# ZeRO: every rank keeps all parameters, but of the gradients and of the optimizer's state only a slice.
 
 # %% tags=["the-model"]
 CONFIG = md.GPTConfig(layers=4, dim=64, heads=4, seq=32)
@@ -289,8 +290,8 @@ for stage, sizes in enumerate(md.launch(peak_by_stage, ranks=2)[0]):
 #
 # ### Explore
 #
-# Your points are on the curves. From how many ranks on does more of them hardly help in stage 1, and why? Which stage
-# does a model of 70 billion parameters need on 64 chips?
+# Your points are on the curves. From how many ranks on does more of them hardly help in stage 1, and why? Which is
+# the lowest stage in which a model of 70 billion parameters, in bfloat16 with AdamW, leaves room on 64 B200? On 64 H100?
 
 # %% tags=["explore-memory"]
 points = {
@@ -548,9 +549,9 @@ def only_rank_0(timeline):
     return md.Timeline(spans, paced=timeline.paced, predicted=timeline.predicted)
 
 
-def predicted_step(prefetch=True, link=LINK):
+def predicted_step(prefetch=True, link=LINK, ranks=4):
     def seconds(nbytes):
-        return gather_s(nbytes, link)
+        return gather_s(nbytes, link, ranks)
 
     return md.sharded_step(
         [FORWARD_S] * 8,
@@ -638,8 +639,9 @@ viz.curves(
 )
 
 # %% [markdown]
-# Over a slow link stage 3 pays for its third unit. Over a fast one it is as quick as stage 2 or quicker: its gathering
-# hides behind layers, while stage 2 here gathers at the end of the step, where nothing computes.
+# Over a slow link stage 3 pays for its third unit. Over a fast one the prediction has it below stage 2: its
+# gathering hides behind layers, while stage 2 here gathers at the end of the step, where nothing computes. Paced points
+# lie above the curves: this computer's own time comes on top, and stage 3 has more calls that need some.
 #
 # ## Sitting 3: Precision, machines, saving (25 minutes)
 #
@@ -682,7 +684,14 @@ compare(
 
 # %% tags=["bf16-figure"]
 some = range(10, 101, 10)
-histories = {"bfloat16 alone": alone_in_bf16, "master copy": master, "its bfloat16 weight": rounded}
+histories = {
+    f"{name}, at the end {values[-1]:.4f}": values
+    for name, values in (
+        ("bfloat16 alone", alone_in_bf16),
+        ("master copy", master),
+        ("its bfloat16 weight", rounded),
+    )
+}
 figure = viz.curves(
     some,
     measured={
@@ -692,7 +701,7 @@ figure = viz.curves(
     predicted={"every step arrives": lambda step: step},
     xlabel="step",
     ylabel="moved so far [steps of 0.001]",
-    title=f"Weights at the end: {', '.join(f'{values[-1]:.4f}' for values in histories.values())}",
+    title="A weight of 1 after steps of 0.001",
 )
 reveal("bf16-weight-here", figure)
 
@@ -759,13 +768,24 @@ for name, cut in (("over all four", False), ("hybrid", True)):
         f"{sent / WHOLE:4.2f} x the parameters sent in groups that span machines, "
         f"{4 * held / WHOLE:4.1f} bytes of state per parameter"
     )
+slices = [nbytes / 2 for nbytes in [LAYER] * 8 + [ROOT]]  # summed between machines, one by one
+sums_s = sum(md.cost.seconds("all_reduce", int(nbytes), 2, BETWEEN) for nbytes in slices)
+inside_s = predicted_step(link=INSIDE, ranks=2).makespan
+print("predicted, over all four and hybrid:")
 print(
-    f"predicted over all four: {predicted_step(link=BETWEEN).makespan * 1e3:.0f} ms; "
-    f"{3 * 3 / 4:.2f} and {2 * 1 / 2 / 2:.2f} x the parameters; "
+    f"  step {predicted_step(link=BETWEEN).makespan * 1e3:.0f} ms, and {inside_s * 1e3:.0f} ms "
+    f"inside + {sums_s * 1e3:.0f} ms of sums between = {(inside_s + sums_s) * 1e3:.0f} ms"
+)
+print(
+    f"  {3 * 3 / 4:.2f} and {2 * 1 / 2 / 2:.2f} x the parameters, "
     f"{16 / 4:.1f} and {16 / 2:.1f} bytes"
 )
 
 # %% [markdown]
+# The package waits for each sum between machines before it computes on, so the prediction adds the sums and overlaps none.
+# What a paced step takes beyond it is this computer's own time. Over all four that hides behind the slow link; hybrid
+# waits for the link less, so more of it shows.
+#
 # ### Offload
 #
 # The optimizer's state is needed once a step, so it can lie in the CPU's memory and be updated there. Each step sends the
@@ -842,7 +862,7 @@ print(
 )
 
 # %% [markdown]
-# And the line that was right with plain data parallelism:
+# And a line that works in stages 0 to 2, where rank 0 has all parameters and needs nobody:
 
 
 # %% tags=["alone-state-dict"]

@@ -56,22 +56,50 @@ predict("sums-of-a-step-here")
 # %% [markdown]
 # ## Sitting 1: Cutting a layer (25 minutes)
 #
-# Data parallelism copies the model; ZeRO cuts what rests between steps, and gathers a layer to compute with it. Neither
-# helps where **one layer** does not fit, or where one chip takes too long for it. How large do layers get? Here is
-# one of the width of Llama 3 405B (arXiv 2407.21783, Table 3), without its activations:
+# Data parallelism copies the model; ZeRO cuts what rests between steps, and gathers a layer to compute with it. Both
+# share out *samples*: a rank takes at least one sequence, and computes **every layer whole**. So the batch grows with the
+# ranks, while the activations of a sequence and the time it takes stay. How much is that? Here for a layer of the width
+# of Llama 3 405B (arXiv 2407.21783, Table 3). The device `meta` knows shapes only, so nothing of this size is allocated.
 
 # %% tags=["too-large"]
-wide = md.GPTConfig(dim=16384, heads=128, kv_heads=8)
-shared = wide.query_groups * wide.head_dim  # columns of keys, and of values
-weights = 2 * wide.dim * (wide.dim + shared) + 3 * wide.dim * wide.ffn
-state = 16 * weights  # bytes: bfloat16 weight and gradient, float32 weight and two moments
-print(f"{weights / 1e9:.2f} billion weights in a layer, {state / 1e9:.1f} GB of training state")
-for chip in (md.hardware.V100, md.hardware.H100, md.hardware.B200):
-    room = f"{chip.memory_bytes / 1e9:.0f} GB"
-    print(f"  {chip.name:13s} {room:>6s}: whole layers that fit {int(chip.memory_bytes // state)}")
-print(f"cut over 8 ranks: {state / 8 / 1e9:.1f} GB on each")
+wide = md.GPTConfig(layers=1, dim=16384, heads=128, kv_heads=8, seq=8192)
+with torch.device("meta"):
+    layer = md.GPT(wide).bfloat16().blocks[0]
+    x = torch.empty(1, wide.seq, wide.dim, dtype=torch.bfloat16, requires_grad=True)
+    rotation = torch.empty(wide.seq, 1, wide.head_dim // 2, dtype=torch.complex64)
+saved = []
+
+
+def note_saved(tensor):
+    """Note what autograd keeps, but not the scores [S, S], which a fused kernel does not keep."""
+    saved.extend([tensor] if tensor.shape[-1] != wide.seq else [])
+    return tensor
+
+
+with torch.autograd.graph.saved_tensors_hooks(note_saved, lambda tensor: tensor):
+    layer(x, rotation)
+weights = sum(p.numel() for p in layer.parameters())
+matrices = md.storage_bytes(layer.parameters())
+activations = md.storage_bytes([*saved, *layer.parameters()]) - matrices
+seconds = md.hardware.H100.seconds(6 * weights * wide.seq) / 0.5  # at half the peak
+print(f"{weights / 1e9:.2f} billion weights in a layer, bfloat16; {wide.seq:,} tokens")
+print("one layer, on one rank:                    ZeRO-3, any ranks    cut over 8")
+for what, size, unit in (
+    ("weights, gathered to compute", matrices / 1e9, "GB"),
+    ("its whole gradient, until it is reduced", matrices / 1e9, "GB"),
+    ("activations of the sequence", activations / 1e9, "GB"),
+    ("forward and backward, H100 at half its peak", seconds * 1e3, "ms"),
+):
+    print(f"  {what:43s} {size:10.1f} {unit} {size / 8:14.1f} {unit}")
+print(f"126 layers, one sequence: {126 * activations / 1e9:.0f} GB and {126 * seconds:.0f} s")
+print(f"16,384 ranks, a sequence each: {16384 * wide.seq / 1e6:.0f} million tokens a step")
 
 # %% [markdown]
+# One layer fits. A sequence through all of them does not: its activations fill several chips, unless they are computed
+# anew in the backward pass, and a step takes at least its time. And a rank cannot take half a sequence: Llama 3 was
+# trained with 16 million tokens a step on those 16,384 chips (Table 4). If the layer itself is cut, several ranks share
+# one sequence, its activations and its time. (The last column is the ideal; what comes near it is this lesson's subject.)
+#
 # ### The idea
 #
 # **Tensor parallelism** cuts the matrices, and every rank computes with its part, on the same tokens. There are two ways
@@ -79,14 +107,15 @@ print(f"cut over 8 ranks: {state / 8 / 1e9:.1f} GB on each")
 # `up`, which are cut alike.) A colour is a rank; grey is alike on all of them.
 
 # %% tags=["picture-cuts"]
-viz.cut("pair", ranks=4, tokens=256, width=64, hidden=192)
+viz.cut("pair", ranks=4, tokens=256, width=64, hidden=192, nbytes=8)
 
 # %% [markdown]
 # - *A* **by columns**: each rank gets all of *x* and computes some of the outputs, finished.
 # - *B* **by rows**: each rank gets some of the inputs, just those that it has, and computes a term of every output. The
 #   terms are summed.
 #
-# Now with numbers. All four ranks make the same *x*, *A* and *B* and take their slice; the recorder notes what they send.
+# Now with numbers, in float64, 8 bytes each, as in the picture. All four ranks make the same *x*, *A* and *B* and take
+# their slice; the recorder notes what they send.
 
 
 # %% tags=["column-split"]
@@ -105,7 +134,9 @@ def mine(length, world):
 
 
 def sent_so_far(world):
-    return [f"{call.op} of {call.nbytes:,} bytes" for call in world.recorder.calls] or "nothing"
+    """What this rank sent: the bytes that a ring sends for a call, not the size of its tensor."""
+    calls = [f"{call.sent:,} bytes in an {call.op}" for call in world.recorder.calls]
+    return ", ".join(calls) or "nothing"
 
 
 def by_columns(world):
@@ -128,9 +159,7 @@ def by_rows(world, hidden):
 
 H = F.gelu(X @ A)
 terms, sums, sent = zip(*md.launch(by_rows, ranks=4, args=(H,)), strict=True)
-print(
-    f"each rank has a term {list(terms[0].shape)} of {list((H @ B).shape)}, and sent {sent[0][0]}"
-)
+print(f"each rank has a term {list(terms[0].shape)} of {list((H @ B).shape)}, and sent {sent[0]}")
 print(f"one term is {(terms[0] - H @ B).norm() / (H @ B).norm():.0%} away from h B, ", end="")
 print(f"their sum {(sums[0] - H @ B).abs().max():.0e}")
 
@@ -480,7 +509,7 @@ viz.show(md.vocab_parallel_cross_entropy, folded="exercise 05.4 asks for this")
 
 # %% tags=["vocab-loss"]
 def loss_of_slices(world, logits, filler):
-    """Five words on two ranks: the second one has two, and a third that does not exist."""
+    """Five words on two ranks: the second one has two, and a third that is missing."""
     padded = F.pad(logits, (0, 1), value=filler)
     own = padded[:, mine(padded.shape[1], world)]
     return md.vocab_parallel_cross_entropy(own, torch.tensor([4]), world).item()
@@ -488,14 +517,16 @@ def loss_of_slices(world, logits, filler):
 
 small = torch.tensor([[0.1, 0.2, 0.3, 0.4, 0.5]])
 large = torch.arange(1000.0, 1005.0)[None]
-print(f"one process          {F.cross_entropy(small, torch.tensor([4])):.6f}")
 for name, logits, filler in (
-    ("two ranks", small, -torch.inf),
-    ("no word is 0", small, 0.0),
+    ("logit of the missing word -inf", small, -torch.inf),
+    ("logit of the missing word left at 0", small, 0.0),
     ("logits near 1000", large, -torch.inf),
 ):
-    print(f"{name:20s} {md.launch(loss_of_slices, ranks=2, args=(logits, filler))[0]:.6f}")
-print(f"without the largest  {large.exp().sum().log() - large[0, 4]:.6f}")
+    alone = F.cross_entropy(logits, torch.tensor([4]))
+    two = md.launch(loss_of_slices, ranks=2, args=(logits, filler))[0]
+    print(f"{name:36s} one process {alone:.6f}, two ranks {two:.6f}")
+without = large.exp().sum().log() - large[0, 4]
+print(f"{'the same, the largest not taken off':36s} one process {without:.6f}")
 
 # %% tags=["logits-bytes"]
 WORDS, TOKENS = 8192, 256
@@ -714,10 +745,21 @@ for name, (computing, waiting) in predicted.items():
         sum(span.seconds for span in timeline.spans if span.lane == lane)
         for lane in ("compute", "comm")
     ]
+    if CASES[name][0] == 1:
+        lanes[1] = 0.0  # one rank sends nothing: its calls are this computer's own time
     bars[f"{name}: predicted"] = computing, waiting
     bars[f"{name}: paced"] = *lanes, max(0.0, seconds - sum(lanes))
 title = "A model of four layers, forward and backward"
 reveal("two-machines-here", viz.layer_times(bars, title, paced=True))
+
+# %% tags=["paced-ratios"]
+lines = ["how many times as fast as one rank:"]
+for name in list(CASES)[1:]:
+    formula = sum(predicted["one rank"]) / sum(predicted[name])
+    lines.append(
+        f"  {name:18s} predicted {formula:.1f}, paced {paced['one rank'][0] / paced[name][0]:.1f}"
+    )
+reveal("two-machines-here", "\n".join(lines))
 
 # %% tags=["timeline-paced"]
 figure = viz.timelines({f"{name}, rank 0": paced[name][1] for name in CASES})
@@ -731,9 +773,10 @@ for ranks in (1, 4):
 print("\n".join(lines))
 
 # %% [markdown]
-# In one machine four ranks are three times as fast as one. Over two machines they are *slower than one rank alone*:
-# eighteen times everybody waits for the link between. Grey is what this computer itself needs to run the processes, and
-# no cluster would. Unpaced that is all there is: the model is small, and starting its many operations takes longest.
+# Predicted, four ranks of one machine are three times as fast as one. Paced it is less: grey is what this computer itself
+# needs to run the processes, and no cluster would. Over two machines they are *slower than one rank alone*, paced and
+# predicted: eighteen times everybody waits for the link between. Unpaced the grey part is all there is: the model is
+# small, and starting its many operations takes longest.
 #
 # Now without pacing, by formula: a layer of width 8192 on eight H100, where it would go over an NVLink, over PCIe, over
 # InfiniBand, and over an Ethernet of 100 Gbit/s. The numbers of chips and links are from
@@ -749,7 +792,9 @@ viz.links(ranks=8, tokens=8192, width=8192)
 #
 # ### Explore
 #
-# At what width does PCIe reach what NVLink does? What happens on 64 ranks?
+# Eight H100 and 8,192 tokens: from which width on is a layer over PCIe faster than on one chip? How large is the share of
+# the sums over NVLink at that width? And at width 8192: how much faster is NVLink with 64 ranks than with eight, if it
+# joined so many?
 
 # %% tags=["explore-links"]
 viz.links_explorer()
@@ -792,8 +837,8 @@ card("gradients-may-wait")
 # - **What breaks?** Sizes that do not divide, heads above all. Every product gets smaller with every rank, and small
 #   products use a chip badly. One slow rank stops all at every sum.
 # - **What then?** If the model is too deep rather than too wide, cut it between layers: a message a stage instead of
-#   four sums a layer. That is pipeline parallelism. If there is no layer that does not fit, ZeRO sends weights, once a
-#   layer and pass and ahead of time. Large runs combine all three, with tensor parallelism on the innermost axis.
+#   four sums a layer. That is pipeline parallelism. Where each rank has samples enough, ZeRO sends weights, once
+#   a layer and pass and ahead of time. Large runs combine all three, with tensor parallelism on the innermost axis.
 
 # %% [markdown]
 # ## Test (25 minutes)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minidist.viz.style import (
     BLUE,
@@ -79,8 +80,12 @@ def curves(
     predicted = predicted or {}
     names = list(dict.fromkeys([*measured, *predicted]))
     colours = {name: SERIES[i % len(SERIES)] for i, name in enumerate(names)}
+    under = _under(list(measured.values()))
     for i, (name, y) in enumerate(measured.items()):
-        ax.plot(x, y, MARKERS[i % len(MARKERS)], color=colours[name], ms=6.5, mec=INK, mew=0.6, label=name, zorder=3)
+        look: dict[str, Any] = {"ms": 6.5, "mec": INK, "mew": 0.6}
+        if any(under):  # some lie on one another: each a ring, the earlier the wider
+            look = {"ms": 6.5 + 4.5 * under[i], "mec": colours[name], "mew": 1.6, "mfc": "none"}
+        ax.plot(x, y, MARKERS[i % len(MARKERS)], color=colours[name], label=name, zorder=3, **look)
     fine = between(min(x), max(x), "x" in log)
     for name, y in predicted.items():
         label = f"{name}, predicted" if name in measured else name
@@ -104,6 +109,19 @@ def curves(
     if len(names) > 1 or predicted:
         ax.legend(frameon=False, fontsize=9)
     return fig
+
+
+def _under(rows: Sequence[Sequence[float]]) -> list[int]:
+    """For each row of points how many later ones lie on it, and would hide it.
+
+    >>> _under([[1.0, 2.0], [1.0, 2.001], [1.0, 3.0]])
+    [1, 0, 0]
+    """
+
+    def on(row: Sequence[float], later: Sequence[float]) -> bool:
+        return all(math.isclose(a, b, rel_tol=0.005) for a, b in zip(row, later, strict=True))
+
+    return [sum(on(row, later) for later in rows[i + 1 :]) for i, row in enumerate(rows)]
 
 
 def between(first: float, last: float, by_ratio: bool, steps: int = 100) -> list[float]:

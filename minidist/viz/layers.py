@@ -52,7 +52,7 @@ def layer_times(times: Mapping[str, Sequence[float]], title: str = "", paced: bo
         for seconds, (_, colour, hatch) in zip(parts, PARTS, strict=False):
             ax.barh(y, seconds * 1e3, left=left, color=colour, hatch=hatch, **bar)
             left += seconds * 1e3
-        text = f"{quantity(sum(parts), 's')}, {parts[1] / sum(parts):.0%} in sums"
+        text = quantity(sum(parts), "s") + (f", {parts[1] / sum(parts):.0%} in sums" if parts[1] else "")
         ax.text(left + 0.012 * longest, y, text, va="center", size=9, color=INK)
     for name, colour, hatch in PARTS[: max(map(len, times.values()))]:
         ax.barh([0], [0], color=colour, hatch=hatch, label=name, **bar)

@@ -88,6 +88,7 @@ PRECISIONS: Mapping[str, tuple[int, int, int]] = MappingProxyType(
 OPTIMIZERS: Mapping[str, int] = MappingProxyType({"SGD": 0, "SGD with momentum": 4, "AdamW": 8})
 """Bytes a parameter of what the optimizer remembers, in float32."""
 CHIPS = (hardware.H100, hardware.H200, hardware.B200)
+CHIP_STEP = 0.28  # how much higher the name of the next larger one stands, in bars
 
 Measured = Mapping[tuple[str, str], Mapping[int, Mapping[int, float]]]
 """(precision, optimizer) -> stage -> ranks -> measured bytes for each parameter of the model."""
@@ -122,11 +123,11 @@ def memory(parameters: float, ranks: int, precision: str, optimizer: str, measur
 def _over_ranks(
     ax: Axes, points: Mapping[int, Mapping[int, float]], ranks: int, precision: str, optimizer: str
 ) -> None:
-    worlds = sorted({round(n) for n in between(1, MOST_RANKS, by_ratio=True)})
+    worlds = between(1, MOST_RANKS, by_ratio=True)  # also between whole numbers: a smooth curve
     ends: dict[float, list[str]] = {}
     for stage in range(4):
         colour, marker = SERIES[stage], MARKERS[stage]
-        total = [held(stage, 1, n, precision, optimizer).total for n in worlds]
+        total = [held(stage, 1, n, precision, optimizer).total for n in worlds]  # pyright: ignore[reportArgumentType]
         ax.plot(worlds, total, "-", color=colour, lw=1.8)
         if stage in points:
             n, nbytes = zip(*points[stage].items(), strict=True)
@@ -156,13 +157,13 @@ def _by_state(ax: Axes, stages: Sequence[Held]) -> None:
             ax.barh(i, width, left=end, color=colour, hatch=hatch, edgecolor=INK, lw=0.6, height=0.62, label=label)
             end += width
         halo(ax.text(end + 0.01 * longest / size, i, quantity(stage.total, "bytes"), va="center", size=9, color=INK))
-    for chip in CHIPS:
-        if 0.02 * longest < chip.memory_bytes < 1.15 * longest:
-            ax.axvline(chip.memory_bytes / size, color=VERMILLION, lw=1.2, ls="--")
-            name = chip.name.split(" ")[0]
-            halo(ax.text(chip.memory_bytes / size, -0.5, name, ha="right", va="bottom", size=8, rotation=40, color=INK))
+    chips = sorted((c for c in CHIPS if 0.02 * longest < c.memory_bytes < 1.15 * longest), key=lambda c: c.memory_bytes)
+    for place, chip in enumerate(chips):
+        x, y = chip.memory_bytes / size, -0.55 - CHIP_STEP * place  # one above the other: the lines may be close
+        ax.plot((x, x), (len(stages) - 0.5, y), color=VERMILLION, lw=1.2, ls="--")
+        halo(ax.text(x + 0.008 * longest / size, y, chip.name.split(" ")[0], va="center", size=8, color=INK))
     ax.set_yticks(range(len(stages)), [f"stage {i}" for i in range(len(stages))])
-    ax.set_ylim(len(stages) - 0.5, -1.1)
+    ax.set_ylim(len(stages) - 0.5, -0.9 - CHIP_STEP * (len(CHIPS) - 1))
     ax.set_xlim(0, 1.25 * longest / size)
     ax.set_xlabel(f"kept by one rank [{unit}]")
     ax.legend(frameon=False, fontsize=8.5, loc="lower right")

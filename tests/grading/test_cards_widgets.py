@@ -9,7 +9,7 @@ import pytest
 from course.build import notebook_bytes
 from grading import card as facade_card
 from grading import shelf
-from grading.card import card_widget
+from grading.card import card_widget, earlier
 from grading.log import record
 from grading.seal import SealError
 
@@ -141,7 +141,16 @@ def test_a_trace_explains_its_first_wrong_row_and_folds_what_follows(desk: Any, 
     assert "predecessor in the circle is rank 1" in folded
     desk.widgets(False)
     facade_card("sample-trace", "a a a")
-    assert "predecessor in the circle is rank 1" in " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "The ring is closed" in said
+    assert "or see what follows: the same call with rest=True." in said
+    assert "predecessor in the circle is rank 1" not in said
+    attempts = len(earlier(asked))
+    facade_card("sample-trace", "a a a", rest=True)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "predecessor in the circle is rank 1" in said
+    assert "rest=True" not in said
+    assert len(earlier(asked)) == attempts  # reading on is no attempt
 
 
 def test_every_control_has_a_name_and_can_be_reached_with_the_keyboard(desk: Any):

@@ -115,7 +115,7 @@ def tensor_parallel(
     if plan is None:
         if not isinstance(module, GPT):
             name = type(module).__name__
-            raise ValueError(f"only GPT has a plan: pass plan= for {name}, or cut a GPT before it is wrapped")
+            raise ValueError(f"only GPT has a plan: pass plan= for {name}, or cut, then wrap")
         plan = gpt_plan(module.config)
     roles = match(plan, module)
     check_plan(roles, module, comm.size, sequence)

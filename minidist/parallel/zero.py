@@ -177,8 +177,8 @@ class Zero(nn.Module):
         if torch.is_grad_enabled():
             if not tensors:
                 raise TypeError(
-                    f"{unit.path or 'the module'} returned {type(out).__name__}, and no tensor in it whose "
-                    "gradient could announce its backward pass: return one, or a tuple, list or dict"
+                    f"{unit.path or 'the module'} returned {type(out).__name__}: return a tensor, or "
+                    "a tuple, list or dict of some, so that its backward pass can be announced"
                 )
             for tensor in tensors:
                 if tensor.requires_grad:
@@ -203,7 +203,7 @@ class Zero(nn.Module):
         messages leave, and not where the last gradient of a unit happens to arrive.
         """
         if torch.is_grad_enabled():
-            raise RuntimeError("create_graph=True needs the parameters after stage 3 has freed them: use stage 2")
+            raise RuntimeError("create_graph=True needs what stage 3 has freed by then: use stage 2")
         self._begin()
         at = self._order.index(unit) if unit in self._order else len(self._order)
         unit.start_unshard()  # if too few gradients came for that, before anything else is sent

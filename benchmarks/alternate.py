@@ -24,7 +24,7 @@ def in_worlds(measure: Callable[..., dict[str, list[float]]], ranks: int, *args:
     Where a process has its memory differs from launch to launch, and stays: the same step takes up to 3 % longer in one
     world than in the next, and no number of rounds within one world shows it.
     """
-    worlds = min(WORLDS, rounds)
+    worlds = max(1, min(WORLDS, rounds // 5))
     total: Times = {}
     for part in md.partition(rounds, worlds):
         share = part.stop - part.start

@@ -94,7 +94,7 @@ class _Graph:
             children = [child for child, _ in node.next_functions]
             if not self.to_input.isdisjoint(children):
                 self.to_input.add(node)
-            elif hasattr(node, "variable") or not self.to_weight.isdisjoint(children):
+            elif node not in ends and (hasattr(node, "variable") or not self.to_weight.isdisjoint(children)):
                 self.to_weight.add(node)
 
     def forks(self) -> tuple[dict[Any, list[GradientEdge]], list[GradientEdge]]:

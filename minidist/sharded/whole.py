@@ -35,12 +35,12 @@ def full_state_dict(module: nn.Module) -> dict[str, Tensor]:
 def whole_tensors(module: nn.Module, slices: Mapping[str, Tensor | None]) -> dict[str, Any]:
     """Tensors that lie as the module's parameters and buffers of these names do, put together over tp.
 
-    A module that nothing cut gets them back. Raises: RuntimeError where a tensor's memory has been freed, by ZeRO.
+    Raises: RuntimeError where a parameter's memory has been freed, by ZeRO.
     """
     placed, border, found = module.state_dict(keep_vars=True), _border(module), {}
     with border.comm.watch.waiting("full_state_dict, which all ranks have to call"):
         for name, x in slices.items():
-            if x is not None and x.numel() > 1 and not any(x.stride()):
+            if isinstance(placed[name], nn.Parameter) and x is not None and x.numel() > 1 and not any(x.stride()):
                 raise RuntimeError(
                     f"{name} is not here: call the full_state_dict() of what is wrapped around the module"
                 )

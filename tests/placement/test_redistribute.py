@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import minidist as md
 from minidist import placement
+from minidist.comm import wire
 from minidist.comm.comm import Comm
 from minidist.placement import Partial, Replicate, Shard
 
@@ -131,6 +132,16 @@ def ragged(world):
 
 def test_shards_of_any_length_come_together():
     assert all(md.launch(ragged, ranks=3))
+
+
+def nothing_of_any_type(world):
+    """All shards are empty."""
+    found = [md.redistribute(torch.zeros(0, 3, dtype=dtype), Shard(0), Replicate(), world) for dtype in wire.DTYPES]
+    return [(tuple(x.shape), x.dtype) for x in found] == [((0, 3), dtype) for dtype in wire.DTYPES]
+
+
+def test_empty_shards_of_any_type_come_together():
+    assert all(md.launch(nothing_of_any_type, ranks=2))
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

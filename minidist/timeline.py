@@ -246,7 +246,7 @@ class Timeline:
 
         Of spans whose action has a stage, a kind and a microbatch, as a pipeline's has; what comes to no end stays.
         """
-        return [int(peak([(start, end) for start, end in self.in_flight(rank)])) for rank in self.ranks]
+        return [int(peak(self.in_flight(rank))) for rank in self.ranks]
 
     def in_flight(self, rank: int) -> list[Interval]:
         """From when to when this rank held each micro-batch of each of its stages, in order of start."""

@@ -43,8 +43,7 @@ class PipelineParallel:
     are one parameter; the last takes the first's values, and both get the sum of their gradients. seconds: in a paced
     run, how long an action of each kind takes, {"F": 0.01, "I": 0.01, "W": 0.01}.
 
-    timeline: of the last step, this rank's actions. peak_in_flight: the most micro-batches, each counted for every
-    stage, that this rank had between a forward pass and the end of its backward pass in that step.
+    timeline: of the last step, this rank's actions.
 
     Raises: ValueError for a program that cannot run, or stages or ranks that do not fit it.
     """
@@ -59,9 +58,9 @@ class PipelineParallel:
         seconds: Mapping[str, float] | None = None,
     ) -> None:
         validate(program)
-        numbers = program.stages_of(comm.rank) if comm.size == program.ranks else []
         if comm.size != program.ranks:
             raise ValueError(f"a program for {program.ranks} ranks, and this Comm has {comm.size}")
+        numbers = program.stages_of(comm.rank)
         if len(stages) != len(numbers):
             raise ValueError(
                 f"rank {comm.rank} has stages {numbers} in this program: pass {len(numbers)} modules, not {len(stages)}"
@@ -71,7 +70,6 @@ class PipelineParallel:
         self.first, self.last = program.homes[0], program.homes[program.stages - 1]
         self.seconds = seconds or {}
         self.timeline = Timeline([], ranks=[comm.ranks[comm.rank]])
-        self.peak_in_flight = 0
         self._known: dict[tuple[int, ...], dict[Name, tuple[Kind, ...]]] = {}
         self._tied = [self._pair(*names) for names in tied]
         for pair in self._tied:
@@ -117,7 +115,6 @@ class PipelineParallel:
         if torch.is_grad_enabled():  # evaluation learns of no gradient
             self._known[shape] = mail.known
         self.timeline = Timeline(run.spans, ranks=[self.comm.ranks[self.comm.rank]], paced=self.comm.pace is not None)
-        self.peak_in_flight = run.peak
         return self.comm.broadcast(run.loss, self.last).item()
 
     def modelled(self, kind: str) -> float | None:
@@ -202,10 +199,8 @@ class _Run:
     ) -> None:
         self.pipeline, self.mail, self.answers, self.stages = pipeline, mail, answers, program.stages
         self.here: dict[Name, Any] = {Name("x", 0, m): list(tensors) for m, tensors in enumerate(data)}
-        self.training = any(action.kind != "F" for row in program for action in row)
         self.loss = torch.zeros((), dtype=torch.float64, device=pipeline.comm.device)
         self.spans: list[Span] = []
-        self.peak = self.in_flight = 0
 
     def do(self, action: Action) -> None:
         """Have what the action reads, carry it out, and pass on what it wrote."""
@@ -215,7 +210,6 @@ class _Run:
         with comm.compute(action, seconds=self.pipeline.modelled(action.kind)):
             made = carry_out[action.kind](action, *values)
         self.spans.append(Span(comm.ranks[comm.rank], action, start, monotonic()))
-        self.count(action)
         for name in writes(action, self.stages):
             self.here[name] = made[name.role]
             if name in self.mail.to:
@@ -224,11 +218,6 @@ class _Run:
     def take(self, name: Name) -> Any:
         """What is called so; from now on whoever asked has it alone."""
         return self.mail.receive(name) if name in self.mail.source else self.here.pop(name)
-
-    def count(self, action: Action) -> None:
-        """Forward passes that wait for the end of their backward pass."""
-        self.in_flight += {"F": 1, "I": 0}.get(action.kind, -1)
-        self.peak = max(self.peak, self.in_flight)
 
     def forward(self, action: Action, received: list[Tensor]) -> dict[str, Any]:
         """x -> x of the next stage, and act: what came in and what went out, for as long as backward needs it."""

@@ -48,10 +48,8 @@ def greedy(
     stages = ranks * stages_per_rank
     seconds = {"F": F, "B": I + W, "I": I, "W": W}
     kinds = "FIW" if split else "FB"
-    left = [
-        {Action(s, kind, m) for s in range(stages) if stage_map(s, ranks) == rank for kind in kinds for m in range(M)}
-        for rank, M in enumerate([microbatches] * ranks)
-    ]
+    owned = [[s for s in range(stages) if stage_map(s, ranks) == rank] for rank in range(ranks)]
+    left = [{Action(s, kind, m) for s in mine for kind in kinds for m in range(microbatches)} for mine in owned]
     made = {Name("x", 0, m): 0.0 for m in range(microbatches)}
     clock, held = [0.0] * ranks, [0] * ranks
     rows: list[list[Action]] = [[] for _ in range(ranks)]

@@ -68,7 +68,9 @@ def simulate(program: Program, F: Cost = 1.0, I: Cost = 1.0, W: Cost = 1.0, comm
     return Timeline(spans, ranks=program.ranks, predicted=True)
 
 
-def _inputs(action: Action, program: Program, made: Mapping[Name, tuple[float, int]], rank: int) -> list:
+def _inputs(
+    action: Action, program: Program, made: Mapping[Name, tuple[float, int]], rank: int
+) -> list[tuple[float, int]]:
     return [made.get(name, (0.0, rank)) for name in reads(action, program.stages)]  # data is there from the start
 
 

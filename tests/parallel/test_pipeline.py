@@ -222,7 +222,7 @@ def alive_after_each(world, name):
         stage.register_forward_hook(look)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.tensor):
         pipe.step(*text(6))
-    return most[0], len(kept) + len(outputs), pipe.peak_in_flight
+    return most[0], len(kept) + len(outputs), pipe.timeline.peak_in_flight[0]
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])

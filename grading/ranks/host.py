@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -164,13 +165,31 @@ class RankHost:
         return self._errors.read()[-2000:].decode("utf-8", "replace").strip()
 
 
-def kill_marked(mark: str) -> None:
-    """Kill what is left of a warm process that a rank killed: forks have its command line, others its environment."""
+def kill_marked(mark: str, seconds: float = 10.0) -> None:
+    """Kill what is left of a warm process that a rank killed: forks have its command line, others its environment.
+
+    Looks until it has found nothing twice: what was being started during one look is seen in the next, and what is
+    just taking on another program has neither for a moment.
+    """
+    deadline = time.monotonic() + seconds
+    looked_in_vain = 0
+    while looked_in_vain < 2 and time.monotonic() < deadline:
+        found = _marked(mark)
+        for pid in found:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        looked_in_vain = 0 if found else looked_in_vain + 1
+        time.sleep(0.001)
+
+
+def _marked(mark: str) -> list[int]:
+    found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        for name in ("cmdline", "environ"):
+        for name in ("cmdline", "environ"):  # both empty once it has ended
             with contextlib.suppress(OSError):
                 if int(pid) != os.getpid() and mark.encode() in Path(f"/proc/{pid}/{name}").read_bytes():
-                    os.kill(int(pid), signal.SIGKILL)
+                    found.append(int(pid))
+    return found
 
 
 def _environment(mark: str) -> dict[str, str]:

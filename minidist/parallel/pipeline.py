@@ -40,8 +40,9 @@ class PipelineParallel:
     stages: this rank's, in ascending order. A stage gets what the one before returned, a tensor or several; what has a
     gradient gets it back. loss_fn(output, target): a mean over the micro-batch's valid items: targets other than -100,
     or rows where targets are not whole numbers. tied: pairs (name of a parameter of the first stage, of the last) that
-    are one parameter; the last takes the first's values, and both get the sum of their gradients. seconds: in a paced
-    run, how long an action of each kind takes, {"F": 0.01, "I": 0.01, "W": 0.01}.
+    are one parameter; the last takes the first's values, and both get the sum of their gradients. None: what the stages
+    say themselves, as those of a GPT do. seconds: in a paced run, how long an action of each kind takes, {"F": 0.01,
+    "I": 0.01, "W": 0.01}.
 
     timeline: of the last step, this rank's actions.
 
@@ -54,7 +55,7 @@ class PipelineParallel:
         program: Program,
         comm: Comm,
         loss_fn: LossFunction,
-        tied: Sequence[tuple[str, str]] = (),
+        tied: Sequence[tuple[str, str]] | None = None,
         seconds: Mapping[str, float] | None = None,
     ) -> None:
         validate(program)
@@ -71,6 +72,8 @@ class PipelineParallel:
         self.seconds = seconds or {}
         self.timeline = Timeline([], ranks=[comm.ranks[comm.rank]])
         self._known: dict[tuple[int, ...], dict[Name, tuple[Kind, ...]]] = {}
+        if tied is None:
+            tied = getattr(stages[0], "tied", ())
         self._tied = [self._pair(*names) for names in tied]
         for pair in self._tied:
             self._share(pair)

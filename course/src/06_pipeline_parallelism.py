@@ -229,9 +229,11 @@ for name, weight in (
     ("each mean times its share of the valid tokens", lambda y: int((y != -100).sum()) / count),
 ):
     loss, grads = accumulate(weight)
-    print(f"{name:45s} loss {loss:7.4f}, gradients off by {furthest([(loss, grads)], right_grads):.0e}")
+    off = furthest([(loss, grads)], right_grads)
+    print(f"{name:45s} loss {loss:7.4f}, gradients off by {off:.0e}")
 ranks = md.launch(one_step, ranks=4, args=("gpipe", padded))
-print(f"{'the pipeline':45s} loss {ranks[0][0]:7.4f}, gradients off by {furthest(ranks, right_grads):.0e}")
+off = furthest(ranks, right_grads)
+print(f"{'the pipeline':45s} loss {ranks[0][0]:7.4f}, gradients off by {off:.0e}")
 
 # %% [markdown]
 # An optimizer such as AdamW hides most of the first mistake, since it divides by the gradient's size; clipping does not.
@@ -269,14 +271,13 @@ start = md.GPT(model.config, seed=0).embed.weight
 moved = (model.embed.weight - start).norm()
 for told in (False, True):
     copies = [w for w in md.launch(train_tied, ranks=4, args=(told,)) if w is not None]
-    apart, off = (copies[0] - copies[1]).norm() / moved, (copies[0] - model.embed.weight).norm() / moved
-    print(
-        f"{'gradients summed' if told else 'each its own gradient':22s} after 3 steps the copies are "
-        f"{apart:5.1%} apart, the first is {off:5.1%} off"
-    )
+    apart = (copies[0] - copies[1]).norm() / moved
+    off = (copies[0] - model.embed.weight).norm() / moved
+    name = "gradients summed" if told else "each its own gradient"
+    print(f"{name:22s} the copies are {apart:5.1%} apart, the first is {off:5.1%} off")
 
 # %% [markdown]
-# Percent are of how far the matrix moved in one process.
+# After three steps, in percent of how far the matrix moved in one process.
 #
 # ### How long does it take?
 #
@@ -284,9 +285,7 @@ for told in (False, True):
 
 
 # %% tags=["paced-run"]
-NEARLY_FREE = md.Cluster(
-    machines=1, chips=4, inside=md.Link(alpha_s=0.1e-3, bytes_per_s=10e9)
-)
+NEARLY_FREE = md.Cluster(machines=1, chips=4, inside=md.Link(alpha_s=0.1e-3, bytes_per_s=10e9))
 
 
 def timed_steps(world, program, config=CONFIG, seconds=None, steps=3):
@@ -453,7 +452,8 @@ for v in (1, 2, 4):
     program = build("interleaved", RANKS, MICRO_BATCHES, stages_per_rank=v)
     run, slow = (simulate(program, 1 / v, 1 / v, 1 / v, comm) for comm in (0, 0.25))
     lines.append(
-        f"V = {v}: bubble {run.bubble:5.1%}, formula {3 / (8 * v + 3):5.1%}, idle {run.makespan - 24:4.2f}; "
+        f"V = {v}: bubble {run.bubble:5.1%}, formula {3 / (8 * v + 3):5.1%}, "
+        f"idle {run.makespan - 24:4.2f}; "
         f"{len(messages(program)):3d} messages; rank 0 holds {run.peak_in_flight[0]:2d} x 1/{v}; "
         f"takes {run.makespan:5.2f}, with messages of 0.25 {slow.makespan:5.2f}"
     )
@@ -504,7 +504,8 @@ stages_a_rank = {"zb_v": 2}
 viz.pipeline(
     {
         f"{name}: takes {run.makespan:g}, bubble {run.bubble:.1%}, of a rank's own span "
-        f"{run.bubble_rate:.1%}, holds {max(run.peak_in_flight) / stages_a_rank.get(name, 1):g}": run
+        f"{run.bubble_rate:.1%}, "
+        f"holds {max(run.peak_in_flight) / stages_a_rank.get(name, 1):g}": run
         for name, run in orders.items()
     }
 )
@@ -526,7 +527,11 @@ def period(run, meet):
 
 print("time of a step, of many (24 would be no bubble at all)")
 print("                    all ranks meet   nobody waits   holds")
-cases = {"F = I = W": (1, 1, 1, 0), "I = 1.5 W": (1, 1.2, 0.8, 0), "a message takes 0.2": (1, 1, 1, 0.2)}
+cases = {
+    "F = I = W": (1, 1, 1, 0),
+    "I = 1.5 W": (1, 1.2, 0.8, 0),
+    "a message takes 0.2": (1, 1, 1, 0.2),
+}
 for case, costs in cases.items():
     print(case)
     for name in ("1f1b", "zb_h1", "zb_h2"):
@@ -575,7 +580,7 @@ def taking_turns(world, names, steps=5):
 
 
 def message_s(world):
-    """Seconds that a stage's output takes to the other rank: half of there and back, the median of 20."""
+    """Seconds of a stage's output to the other rank: half of there and back, the median of 20."""
     x, found = torch.zeros(4, BIG.seq, BIG.dim), []
     for _ in range(20):
         start = time.perf_counter()
@@ -596,7 +601,7 @@ comm = max(md.launch(message_s, ranks=2, check=False))
 for name, kinds in costs.items():
     print("backward whole (I stands for all of it)" if name == "gpipe" else "backward split")
     for kind, seconds in kinds.items():
-        print(f"  {kind}: " + ", ".join(f"stage {i} {s * 1e3:5.1f} ms" for i, s in enumerate(seconds)))
+        print(f"  {kind}: stage 0 {seconds[0] * 1e3:5.1f} ms, stage 1 {seconds[1] * 1e3:5.1f} ms")
 print(f"a message: {comm * 1e3:.2f} ms")
 
 # %% [markdown]

@@ -29,8 +29,10 @@ class Pipelining:
     rounds: int
 
 
-FULL = Pipelining(md.GPTConfig(layers=8, dim=128, heads=4, vocab=256, seq=64), batch=32, microbatches=8, rounds=20)
-QUICK = Pipelining(md.GPTConfig(layers=4, dim=16, heads=2, vocab=256, seq=16), batch=4, microbatches=4, rounds=4)
+LAPTOP = md.GPTConfig(layers=8, dim=128, heads=4, vocab=256, seq=64, tie=False)
+TINY = md.GPTConfig(layers=4, dim=16, heads=2, vocab=256, seq=16, tie=False)
+FULL = Pipelining(LAPTOP, batch=32, microbatches=8, rounds=20)
+QUICK = Pipelining(TINY, batch=4, microbatches=4, rounds=4)
 
 SCHEDULES = {"gpipe": (1, ScheduleGPipe), "1f1b": (1, Schedule1F1B), "interleaved": (2, ScheduleInterleaved1F1B)}
 """{name: (stages a rank, torch's schedule)}."""

@@ -168,7 +168,7 @@ class Waiting:
 
 
 def kept_bytes(trained: Trained, number: int, settings: Settings) -> int:
-    """What one micro-batch leaves on this rank between its forward and its backward pass of a stage, without weights."""
+    """What one micro-batch leaves on this rank between forward and backward pass of a stage, weights not counted."""
     stage = trained.stages[number]
     weights = {p.untyped_storage().data_ptr() for p in stage.parameters()}
     storages: dict[int, int] = {}
@@ -282,7 +282,7 @@ def costs(timelines: Iterable[md.Timeline]) -> dict[str, list[float]]:
     """
     taken: dict[tuple[str, int], list[float]] = {}
     for span in (span for each in timelines for span in each.spans):
-        kind = {"B": "I"}.get(span.action.kind, span.action.kind)
+        kind = "I" if span.action.kind == "B" else span.action.kind
         taken.setdefault((kind, span.action.stage), []).append(span.seconds)
     stages = 1 + max(stage for _, stage in taken)
     middle = lambda kind, stage: statistics.median(taken.get((kind, stage), [0.0]))

@@ -69,7 +69,9 @@ def bubble(axis: Axes, records: list[Record]) -> None:
     axis.plot([], [], ":", color="grey", label="dotted: simulated")
     for pp in sorted({record["pp"] for record in plain}):
         counts = range(1, max(map(microbatches, plain)) + 1)
-        axis.plot(counts, [(pp - 1) / (m + pp - 1) for m in counts], "-", color="grey", lw=0.8, label=f"formula, pp {pp}")
+        axis.plot(
+            counts, [(pp - 1) / (m + pp - 1) for m in counts], "-", color="grey", lw=0.8, label=f"formula, pp {pp}"
+        )
     axis.set_xscale("log")
     axis.set_ylim(0, 1)
     ticks(axis, map(microbatches, plain))
@@ -87,7 +89,9 @@ def activations(axis: Axes, records: list[Record]) -> None:
                 record["predicted_activation_bytes_per_rank"], record["activation_bytes_per_rank"], strict=True
             )
         ]
-        axis.plot(*zip(*both, strict=True), label=label, linestyle="", markersize=7, markerfacecolor="none", **style(index))
+        axis.plot(
+            *zip(*both, strict=True), label=label, linestyle="", markersize=7, markerfacecolor="none", **style(index)
+        )
     most = max((max(r["predicted_activation_bytes_per_rank"]) for r in pipelines), default=0) / 1e6
     axis.plot([0, most], [0, most], ":", color="grey", label="as predicted")
     describe(
@@ -107,9 +111,8 @@ def size(axis: Axes, records: list[Record]) -> None:
         xs, ys = through(group, microbatches, "simulated_s", 1e3)
         axis.plot(xs, ys, ":", color=style(index)["color"])
         counts, seconds = through(group, microbatches, "pipeline_s", 1e3)
-        best = min(zip(seconds, counts, strict=True))
-        note = f"least: M = {best[1]:g}"
-        axis.annotate(note, best[::-1], (0, -16), textcoords="offset points", ha="center", fontsize=8)
+        least, at = min(zip(seconds, counts, strict=True))
+        axis.annotate(f"least: M = {at:g}", (at, least), (0, -16), textcoords="offset points", ha="center", fontsize=8)
     axis.plot([], [], ":", color="grey", label="dotted: simulated")
     axis.set_xscale("log")
     axis.set_ylim(bottom=0)

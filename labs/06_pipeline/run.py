@@ -37,15 +37,16 @@ def main(arguments: list[str]) -> int:
 def summary(record: Record) -> str:
     """A result in a sentence."""
     settings = record["settings"]
-    pipeline_ms, simulated_ms = 1e3 * record["pipeline_s"], 1e3 * record["simulated_s"]
+    ms = {name: 1e3 * record[name] for name in ("median_step_s", "pipeline_s", "simulated_s")}
+    most = lambda name: max(record[name])
     return (
-        f"{settings['task']}: {settings['schedule']}, {record['stages']} stages on pp {record['pp']}, dp {record['dp']}, "
-        f"{len(set(record['hosts']))} host(s), {settings['microbatches']} micro-batches of {settings['size']} sequences: "
-        f"step {1e3 * record['median_step_s']:.1f} ms, of which forward and backward {pipeline_ms:.1f} ms (simulated "
-        f"{simulated_ms:.1f}), bubble {record['bubble']:.2f} (simulated {record['simulated_bubble']:.2f}), "
-        f"{record['tokens_per_s']:.0f} tokens/s, at most {max(record['in_flight_per_rank'])} micro-batches in flight, "
-        f"{max(record['activation_bytes_per_rank']) / 1e6:.2f} MB for them (predicted "
-        f"{max(record['predicted_activation_bytes_per_rank']) / 1e6:.2f})"
+        f"{settings['task']}: {settings['schedule']}, pp {record['pp']}, dp {record['dp']}, {record['stages']} stages, "
+        f"{len(set(record['hosts']))} host(s), {settings['microbatches']} micro-batches of {settings['size']}: "
+        f"step {ms['median_step_s']:.1f} ms, of which forward and backward {ms['pipeline_s']:.1f} ms (simulated "
+        f"{ms['simulated_s']:.1f}), bubble {record['bubble']:.2f} (simulated {record['simulated_bubble']:.2f}), "
+        f"{record['tokens_per_s']:.0f} tokens/s, at most {most('in_flight_per_rank')} micro-batches in flight, "
+        f"{most('activation_bytes_per_rank') / 1e6:.2f} MB for them "
+        f"(predicted {most('predicted_activation_bytes_per_rank') / 1e6:.2f})"
     )
 
 

@@ -117,9 +117,7 @@ def test_figures_of_a_pipeline_from_the_facts_of_its_ranks(lab):
     program, timeline = simulated("1f1b", F=1.0, I=1.0, W=1.0)
     facts = [
         {
-            "steps": [
-                [(*s.action, f * s.start, f * s.end) for s in timeline.lane(rank)] for f in (0.5, 1.0, 8.0)
-            ],
+            "steps": [[(*s.action, f * s.start, f * s.end) for s in timeline.lane(rank)] for f in (0.5, 1.0, 8.0)],
             "messages": {f"{rank}-{rank + 1}": 0.0} if rank < 3 else {},
             "kept": {str(rank): 10},
             "state": 100,
@@ -187,8 +185,11 @@ def test_prelab_fails_when_1f1b_keeps_what_gpipe_does(lab, monkeypatch):
     ("arguments", "message"),
     [
         ("--ranks 4 --pp 3", "--pp 3 does not divide 4 ranks"),
-        ("--ranks 8 --schedule interleaved", "8 layers do not make 16 stages, 2 on each of 8 ranks: use --pp 4 or less"),
-        ("--ranks 4 --schedule interleaved --microbatches 6", "microbatches"),
+        (
+            "--ranks 8 --schedule interleaved",
+            "8 layers do not make 16 stages, 2 on each of 8 ranks: use --pp 4 or less",
+        ),
+        ("--ranks 4 --schedule interleaved --microbatches 6", "6 is no multiple of 4, take 4 or 8"),
         ("--microbatches 0", "--microbatches 0: must be at least 1"),
         ("--size 0", "--size 0: must be at least 1"),
         ("--warmup 0", "--warmup 0: must be at least 1"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -237,7 +237,7 @@ def round_trip(pp: md.Comm, parcel: Tensor, peer: int, begins: bool) -> float:
 def predicted_and_measured(program: md.schedule.Program, ranks: list[dict[str, Any]]) -> dict[str, Any]:
     """A pipeline's figures, from the facts of its ranks in their order. Seconds and shares are medians of the steps."""
     measured = [timeline([rank["steps"][i] for rank in ranks]) for i in range(len(ranks[0]["steps"]))]
-    seconds = costs(measured)
+    seconds = md.schedule.costs(measured)
     messages = {pair: s for rank in ranks for pair, s in rank["messages"].items()}
     message_s = statistics.mean(messages.values()) if messages else 0.0
     simulated = md.schedule.simulate(program, **seconds, comm=message_s)
@@ -273,17 +273,3 @@ def timeline(steps: list[list[tuple[int, str, int, float, float]]]) -> md.Timeli
         ),
         ranks=len(steps),
     )
-
-
-def costs(timelines: Iterable[md.Timeline]) -> dict[str, list[float]]:
-    """Seconds of F, I and W for each stage, medians of measured actions, as `md.schedule.simulate` takes them.
-
-    A full backward pass counts as I, with nothing left for W.
-    """
-    taken: dict[tuple[str, int], list[float]] = {}
-    for span in (span for each in timelines for span in each.spans):
-        kind = "I" if span.action.kind == "B" else span.action.kind
-        taken.setdefault((kind, span.action.stage), []).append(span.seconds)
-    stages = 1 + max(stage for _, stage in taken)
-    middle = lambda kind, stage: statistics.median(taken.get((kind, stage), [0.0]))
-    return {kind: [middle(kind, stage) for stage in range(stages)] for kind in "FIW"}

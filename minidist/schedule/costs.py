@@ -1,17 +1,19 @@
 """What actions take on this machine, read off a run, so that other schedules can be simulated with it."""
 
+from collections.abc import Iterable
 from statistics import median
 
 from minidist.timeline import Timeline
 
 
-def costs(timeline: Timeline) -> dict[str, list[float]]:
-    """Seconds of a forward pass, an input and a weight gradient at each stage: the medians of a run of all its ranks.
+def costs(timelines: Timeline | Iterable[Timeline]) -> dict[str, list[float]]:
+    """Seconds of a forward pass, an input and a weight gradient at each stage: medians of a run of all ranks.
 
-    What `simulate` takes: simulate(program, **costs(timeline)). Where the run has whole backward passes only, they are
+    timelines: of the ranks, and of several steps, if you like. What comes is what `simulate` takes:
+    simulate(program, **costs(timelines)). Where the run has whole backward passes only, they are
     I, and W is 0; so simulate programs without a split from runs without, since both halves together take longer.
 
-    Raises: ValueError for a timeline that lacks a stage, such as that of one rank alone.
+    Raises: ValueError for timelines that lack a stage, such as that of one rank alone.
 
     >>> from minidist.schedule.library import build
     >>> from minidist.schedule.simulate import simulate
@@ -19,14 +21,18 @@ def costs(timeline: Timeline) -> dict[str, list[float]]:
     {'F': [3.0, 5.0], 'I': [2.0, 2.0], 'W': [1.0, 1.0]}
     """
     seconds: dict[tuple[int, str], list[float]] = {}
-    for span in timeline.spans:
+    for span in (span for each in _all(timelines) for span in each.spans):
         if hasattr(span.action, "microbatch"):
             seconds.setdefault((span.action.stage, span.action.kind), []).append(span.seconds)
     if not seconds:
-        raise ValueError("there is no action of a pipeline in this timeline: take that of a `step`, or of `simulate`")
+        raise ValueError("there is no action of a pipeline in these timelines: take that of a `step`, or of `simulate`")
     stages = range(1 + max(stage for stage, _ in seconds))
     if lacking := [stage for stage in stages if (stage, "F") not in seconds]:
-        raise ValueError(f"stage {lacking[0]} is not in this timeline: merge those of all ranks")
+        raise ValueError(f"stage {lacking[0]} is not in these timelines: give those of all ranks")
     found = {kind: [median(seconds.get((stage, kind), [0.0])) for stage in stages] for kind in "FBIW"}
     found["I"] = [halves or whole for halves, whole in zip(found["I"], found["B"], strict=True)]
     return {kind: found[kind] for kind in "FIW"}
+
+
+def _all(timelines: Timeline | Iterable[Timeline]) -> Iterable[Timeline]:
+    return [timelines] if isinstance(timelines, Timeline) else timelines

@@ -52,7 +52,7 @@ class Name(NamedTuple):
 
 
 def reads(action: Action, stages: int) -> list[Name]:
-    """The tensors an action needs. The last stage has the loss, and needs no gradient from elsewhere.
+    """The tensors an action needs. The last stage has the loss, and needs no gradient of others.
 
     >>> [str(name) for name in reads(Action(1, "B", 0), stages=4)]
     ['act[1, 0]', 'g[2, 0]']

@@ -40,20 +40,29 @@ def messages(program: Program) -> list[Message]:
     ]
 
 
-def simulate(program: Program, F: Cost = 1.0, I: Cost = 1.0, W: Cost = 1.0, comm: float = 0.0) -> Timeline:  # noqa: E741
-    """When every action runs, if each begins as soon as its rank is free and what it reads is there.
+def simulate(
+    program: Program,
+    F: Cost = 1.0,
+    I: Cost = 1.0,  # noqa: E741
+    W: Cost = 1.0,
+    comm: float = 0.0,
+) -> Timeline:
+    """When every action runs, if each begins as soon as its rank is free and what it reads is here.
 
-    F, I, W: seconds of a forward pass, an input gradient, a weight gradient; a full backward takes I + W. comm: seconds
-    from the end of an action until what it made is on another rank; sending keeps nobody busy.
+    F, I, W: seconds of a forward pass, an input gradient, a weight gradient; a full backward takes
+    I + W. comm: seconds from the end of an action until what it made is on another rank; sending
+    keeps nobody busy.
 
-    Raises: ValueError for a program that `validate` refuses, and for costs that are negative or not one for each stage.
+    Raises: ValueError for a program that `validate` refuses, and for costs that are negative or not
+    one for each stage.
 
     >>> from minidist.schedule.library import build
     >>> simulate(build("gpipe", ranks=4, microbatches=8)).makespan
     33.0
     """
     check_complete(program)
-    costs = {kind: _per_stage(kind, cost, program.stages) for kind, cost in (("F", F), ("I", I), ("W", W))}
+    given = {"F": F, "I": I, "W": W}
+    costs = {kind: _per_stage(kind, cost, program.stages) for kind, cost in given.items()}
     costs["B"] = [i + w for i, w in zip(costs["I"], costs["W"], strict=True)]
     if not comm >= 0:
         raise ValueError(f"comm={comm!r}: a message takes 0 seconds or more")

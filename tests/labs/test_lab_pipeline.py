@@ -96,22 +96,6 @@ def simulated(name: str, **seconds: Any) -> tuple[md.schedule.Program, md.Timeli
     return program, md.schedule.simulate(program, **seconds)
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "zb_h1", "zb_v"])
-def test_costs_of_a_timeline_simulate_to_that_timeline(name, lab):
-    """Uneven stages: what costs reads from the spans, simulated again, takes as long."""
-    stages = 8 if name in ("interleaved", "zb_v") else 4
-    given = {"F": [1.0 + s for s in range(stages)], "I": [2.0 + s for s in range(stages)], "W": [0.5] * stages}
-    program, timeline = simulated(name, **given, comm=0.25)
-    found = lab["measure"].costs([timeline])
-    if not name.startswith("zb"):
-        given |= {"I": [i + 0.5 for i in given["I"]], "W": [0.0] * stages}
-    for kind in "FIW":
-        assert found[kind] == pytest.approx(given[kind])
-    assert md.schedule.simulate(program, **found, comm=0.25).makespan == pytest.approx(timeline.makespan)
-    apart = [md.Timeline(timeline.lane(rank)) for rank in range(4)]
-    assert lab["measure"].costs(apart) == found
-
-
 def test_figures_of_a_pipeline_from_the_facts_of_its_ranks(lab):
     """Three steps, of which the middle one is like the simulator's: medians are that step's."""
     program, timeline = simulated("1f1b", F=1.0, I=1.0, W=1.0)

@@ -78,6 +78,13 @@ def writes(action: Action, stages: int) -> list[Name]:
     return gradient + ([Name("wctx", stage, m)] if kind == "I" else [])
 
 
+def check_counts(**counts: int) -> None:
+    """Raise ValueError unless each is a whole number from 1 on."""
+    for name, value in counts.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name}={value!r} must be a whole number from 1 on")
+
+
 StageMap = Callable[[int, int], int]
 """(stage, ranks) -> the rank that has the stage."""
 

@@ -47,7 +47,7 @@ def greedy(
     1F0,1B0,1F1,1B1,1F2,1B2
     """
     check_counts(ranks=ranks, microbatches=microbatches, stages_per_rank=stages_per_rank)
-    if not min(F, I, W) >= 0:
+    if not all(seconds >= 0 for seconds in (F, I, W)):
         raise ValueError(f"F={F}, I={I}, W={W} must be seconds, 0 or more")
     stages = ranks * stages_per_rank
     homes = [stage_map(stage, ranks) for stage in range(stages)]

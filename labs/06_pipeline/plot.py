@@ -135,7 +135,10 @@ def speed_up(axis: Axes, records: list[Record]) -> None:
 
 def layouts(axis: Axes, records: list[Record]) -> None:
     named = [dict(record, order=order(record)) for record in records]
-    bars(axis, series(named, "order", "schedule"), "a rank's actions, nothing waited for", "waiting and messages")
+    bars(
+        axis, series(named, "order", "schedule"), "a rank's actions, nothing waited for", "waiting, messages, averaging"
+    )
+    axis.margins(y=0.35)
     describe(axis, "The same ranks and batch, shared out differently", "", "step (ms)")
 
 

@@ -11,11 +11,10 @@ from collections.abc import Callable
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from settings import TASKS
+from settings import SCHEDULES, TASKS
 
 from labs.shared.drawing import (
     COLOURS,
-    Groups,
     Record,
     bars,
     describe,
@@ -44,18 +43,21 @@ def draw(records: list[Record]) -> Figure:
 
 def schedules(axis: Axes, records: list[Record]) -> None:
     """Forward and backward of a step for every schedule: simulated from measured actions, and measured."""
-    groups = series(records, "schedule", "ranks", "microbatches")
-    for index, group in enumerate(groups.values()):
-        for place, name, label, colour in (
-            (-0.2, "simulated_s", "simulated from measured actions", COLOURS[5]),
-            (0.2, "pipeline_s", "measured", COLOURS[0]),
+    named = [dict(record, order=f"pp {pp(record)}, M {microbatches(record)}") for record in records]
+    groups = series(named, "schedule", "order")
+    in_order = sorted(groups, key=lambda label: SCHEDULES.index(groups[label][0]["settings"]["schedule"]))
+    for index, group in enumerate(groups[label] for label in in_order):
+        for place, name, shown, label, colour in (
+            (-0.2, "simulated_s", "simulated_bubble", "simulated from measured actions", COLOURS[5]),
+            (0.2, "pipeline_s", "bubble", "measured", COLOURS[0]),
         ):
             height = 1e3 * median(group, name)
             axis.bar(index + place, height, 0.4, color=colour, label=label if index == 0 else None)
-            share = median(group, "simulated_bubble" if name == "simulated_s" else "bubble")
-            axis.text(index + place, height, f"{share:.2f}", ha="center", va="bottom", fontsize=8)
+            axis.text(index + place, height, f"{median(group, shown):.2f}", ha="center", va="bottom", fontsize=8)
     axis.plot([], [], " ", label="numbers: bubble")
-    name_bars(axis, groups)
+    names = [label.replace(", ", "\n") + ringed(groups[label][-1]) for label in in_order]
+    axis.set_xticks(range(len(groups)), names, fontsize=7)
+    axis.margins(y=0.35)
     describe(axis, "Schedules: forward and backward of a step", "", "time (ms)")
 
 
@@ -133,7 +135,10 @@ def speed_up(axis: Axes, records: list[Record]) -> None:
 
 def layouts(axis: Axes, records: list[Record]) -> None:
     named = [dict(record, order=order(record)) for record in records]
-    bars(axis, series(named, "order", "schedule"), "a rank's actions, nothing waited for", "waiting and messages")
+    bars(
+        axis, series(named, "order", "schedule"), "a rank's actions, nothing waited for", "waiting, messages, averaging"
+    )
+    axis.margins(y=0.35)
     describe(axis, "The same ranks and batch, shared out differently", "", "step (ms)")
 
 
@@ -164,12 +169,6 @@ def through(
     """Medians of a field at each x, ascending."""
     xs = sorted({x(record) for record in group})
     return xs, [factor * median([record for record in group if x(record) == each], name) for each in xs]
-
-
-def name_bars(axis: Axes, groups: Groups) -> None:
-    names = [label.replace(", ", "\n") + ringed(group[-1]) for label, group in groups.items()]
-    axis.set_xticks(range(len(groups)), names, fontsize=8)
-    axis.margins(y=0.15)
 
 
 if __name__ == "__main__":

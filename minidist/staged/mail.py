@@ -96,7 +96,7 @@ class Mail:
         """Begin to send what is called so, if another rank needs it."""
         if name not in self.to:
             return
-        dst, parcels = self.to[name], [tensor.detach().contiguous() for tensor in tensors]
+        dst, parcels = self.to[name], [tensor.detach() for tensor in tensors]
         if self.letters and name.role == "x":
             found = kinds(tensors)
             self.known[Name("g", name.stage, name.microbatch)] = tuple(kind for kind in found if kind.trained)

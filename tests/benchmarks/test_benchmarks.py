@@ -11,10 +11,11 @@ import torch
 
 from benchmarks.__main__ import main
 from benchmarks.alternate import alternate
+from benchmarks.pipeline import agree
 from benchmarks.row import compare
 
 ROOT = Path(__file__).parents[2]
-GROUPS = ("data_parallel", "zero", "tensor", "collectives", "launch", "optimizer", "checked")
+GROUPS = ("data_parallel", "zero", "tensor", "pipeline", "collectives", "launch", "optimizer", "checked")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -57,6 +58,9 @@ def test_quick_run_prints_a_line_a_row_and_writes_them(tmp_path):
         assert f"data_parallel/2 ranks/{mechanism}" in names
     for stage in ("stage 0", "stage 1", "stage 2", "stage 3", "peak memory"):
         assert f"zero/2 ranks/{stage}" in names
+    for schedule in ("gpipe", "1f1b", "interleaved", "zb_h1 vs 1f1b"):
+        assert f"pipeline/2 ranks/{schedule}" in names
+    assert "pipeline/simulate/limit" in names
     for op in ("all_reduce", "reduce_scatter", "all_gather"):
         for way in ("Comm", "ring"):
             assert f"collectives/{op}/2 ranks/1 KB/{way}" in names
@@ -99,6 +103,23 @@ def test_shared_noise_does_not_move_the_ratio():
     row = compare("x", [0.95 * s for s in bursts], [c * s for c, s in zip(calm, bursts, strict=True)], 1.02, "")
     assert row.ratio == pytest.approx(0.95)
     assert row.verdict == "pass"
+
+
+def test_pipelines_that_find_other_gradients_or_another_loss_are_not_timed():
+    """Planted: a gradient a hundredth too large, and a loss; ours has to be torch's before anything is timed."""
+
+    def stage(gradient: float) -> torch.nn.Linear:
+        linear = torch.nn.Linear(2, 2)
+        for p in linear.parameters():
+            p.grad = torch.full_like(p, gradient)
+        return linear
+
+    agree(lambda: 1.0, [stage(1.0)], lambda: 1.0, [stage(1.0)])
+    agree(lambda: 1.0, [stage(1.0)], lambda: None, [stage(1.0)])  # torch's other ranks have no loss
+    with pytest.raises(AssertionError, match="weight"):
+        agree(lambda: 1.0, [stage(1.01)], lambda: 1.0, [stage(1.0)])
+    with pytest.raises(AssertionError, match="Scalars"):
+        agree(lambda: 1.01, [stage(1.0)], lambda: 1.0, [stage(1.0)])
 
 
 def test_contenders_take_turns_and_every_step_is_timed():

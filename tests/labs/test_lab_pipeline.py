@@ -98,12 +98,12 @@ def simulated(name: str, **seconds: Any) -> tuple[md.schedule.Program, md.Timeli
 
 def test_figures_of_a_pipeline_from_the_facts_of_its_ranks(lab):
     """Three steps, of which the middle one is like the simulator's: medians are that step's."""
-    program, timeline = simulated("1f1b", F=1.0, I=1.0, W=1.0)
+    program, timeline = simulated("zb_v", F=1.0, I=1.0, W=1.0)
     facts = [
         {
             "steps": [[(*s.action, f * s.start, f * s.end) for s in timeline.lane(rank)] for f in (0.5, 1.0, 8.0)],
             "messages": {f"{rank}-{rank + 1}": 0.0} if rank < 3 else {},
-            "kept": {str(rank): 10},
+            "kept": {str(rank): 10, str(7 - rank): 20},
             "state": 100,
             "peak": 150,
         }
@@ -111,9 +111,11 @@ def test_figures_of_a_pipeline_from_the_facts_of_its_ranks(lab):
     ]
     found = lab["measure"].predicted_and_measured(program, facts)
     assert found["pipeline_s"] == pytest.approx(timeline.makespan) == found["simulated_s"]
-    assert found["bubble"] == pytest.approx(3 / 11) == found["simulated_bubble"]
-    assert found["in_flight_per_rank"] == [4, 3, 2, 1]
-    assert found["predicted_activation_bytes_per_rank"] == [40, 30, 20, 10]
+    assert found["bubble"] == pytest.approx(timeline.bubble) == found["simulated_bubble"]
+    assert found["bubble_rate"] == pytest.approx(0) == found["simulated_bubble_rate"]
+    assert found["bubble"] > 0.05
+    assert found["in_flight_per_rank"] == timeline.peak_in_flight
+    assert found["predicted_activation_bytes_per_rank"] == [15 * count for count in timeline.peak_in_flight]
     assert found["activation_bytes_per_rank"] == [50] * 4
 
 

@@ -73,9 +73,8 @@ class PipelineParallel:
         self.seconds = seconds or {}
         self.timeline = Timeline([], ranks=[comm.ranks[comm.rank]])
         self._known: dict[tuple[int, ...], dict[Name, tuple[Kind, ...]]] = {}
-        if tied is None:
-            tied = getattr(stages[0], "tied", ())
-        self._tied = [self._pair(*names) for names in tied]
+        pairs: Sequence[tuple[str, str]] = getattr(stages[0], "tied", ()) if tied is None else tied
+        self._tied = [self._pair(*names) for names in pairs]
         for pair in self._tied:
             self._share(pair)
 

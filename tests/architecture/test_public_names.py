@@ -29,7 +29,11 @@ def re_exports(module_file: str) -> set[str]:
 
 
 PUBLIC: Mapping[str, set[str]] = MappingProxyType(
-    {"minidist": {*minidist.__all__, "viz"}, "minidist.viz": re_exports(viz.__file__)}
+    {
+        "minidist": {*minidist.__all__, "viz"},
+        "minidist.viz": re_exports(viz.__file__),
+        "minidist.schedule": re_exports(minidist.schedule.__file__),
+    }
 )
 
 

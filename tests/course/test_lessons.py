@@ -164,7 +164,8 @@ def faults(name, notebook):
 def _code(notebook):
     """Every line of code that a lesson holds or, by viz.show, reads from the package."""
     cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
-    shown = [eval(cell, {**vars(md.schedule), "viz": viz, "md": md}).code for cell in cells if cell.startswith("viz.show(")]
+    names = {**vars(md.schedule), "viz": viz, "md": md}
+    shown = [eval(cell, names).code for cell in cells if cell.startswith("viz.show(")]
     assert shown, "a lesson shows the package's code"
     return "\n".join([*cells, *shown]).splitlines()
 

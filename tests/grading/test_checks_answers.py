@@ -33,8 +33,9 @@ SOURCES = {
     "03": "ps03_data_parallelism",
     "04": "ps04_zero",
     "05": "ps05_tensor_parallelism",
+    "06": "ps06_pipeline_parallelism",
 }
-IDS = [f"{number}.{i}" for number, most in (("02", 4), ("03", 4), ("04", 4), ("05", 5)) for i in range(1, most + 1)]
+IDS = [f"{number}.{i}" for number, most in (("02", 4), ("03", 4), ("04", 4), ("05", 5), ("06", 5)) for i in range(1, most + 1)]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def solutions() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in SOURCES.values():
         cells = re.split(r"^# %%.*$", (ROOT / "src" / f"{name}.py").read_text(encoding="utf-8"), flags=re.MULTILINE)
-        space = {"torch": torch, "F": F, "md": md, "__name__": "__main__"}
+        space = {"torch": torch, "F": F, "md": md, "Action": md.schedule.Action, "__name__": "__main__"}
         exec("\n".join(cell for cell in cells if "### BEGIN SOLUTION" in cell), space)
         found |= space
     return found

@@ -26,6 +26,7 @@ ASSIGNMENTS = {
     "ps03": "ps03_data_parallelism",
     "ps04": "ps04_zero",
     "ps05": "ps05_tensor_parallelism",
+    "ps06": "ps06_pipeline_parallelism",
 }
 MUTANTS = 4
 """So many submissions consist of mutants only: each exercise is answered by one of its own, another one in each."""

@@ -64,16 +64,19 @@ def times_of(
 
 @dataclass(frozen=True)
 class Rule:
-    """How start times follow. late: what an action waits for, of the times at which what it reads is there. away:
-    (home of a tensor, rank, its stage, reader's stage) -> whether a message brings it. held: the time that sending keeps
-    a rank busy counts. clock: the number of the clock that an action waits for; None: it waits for none."""
+    """How start times follow.
+
+    late: what an action waits for, of the times at which what it reads is there. away: (home of a tensor, rank, its
+    stage, reader's stage) -> whether a message brings it. held: sending keeps a rank busy. clock: the number of the
+    clock that an action waits for; None: it waits for none. price: what an action is taken to last. reader_pays: what
+    is read is there after the reader's seconds.
+    """
 
     late: Callable[[Sequence[float]], float] = lambda there: max(there, default=0.0)
     away: Callable[[int, int, int, int], bool] = lambda home, rank, made_at, read_at: home != rank
     held: bool = False
     clock: Callable[[int, Action], int | None] = lambda rank, action: rank
     price: Callable[[float], float] = lambda seconds: seconds
-    from_start: bool = False
     reader_pays: bool = False
 
 
@@ -94,10 +97,10 @@ def times(program: Program, seconds: Mapping[str, float], delay: float = 0.0, ru
     for rank, action in runnable(program):
         length, there = rule.price(seconds[str(action)]), []
         for name in md.schedule.reads(action, program.stages):
-            at, home, stage = made.get(name, (0.0, rank, action.stage))
-            there.append(at + (delay if rule.away(home, rank, stage, action.stage) else 0.0))
-            if rule.reader_pays and name in made:
-                there[-1] += length
+            if name in made:  # else it is data
+                at, home, stage = made[name]
+                late = delay if rule.away(home, rank, stage, action.stage) else 0.0
+                there.append(at + late + (length if rule.reader_pays else 0.0))
         clock = rule.clock(rank, action)
         start = max(rule.late(there), free.get(clock, 0.0) if clock is not None else 0.0)
         found[str(action)] = start
@@ -105,7 +108,7 @@ def times(program: Program, seconds: Mapping[str, float], delay: float = 0.0, ru
         end = start + length
         if clock is not None:
             free[clock] = end + delay * (rule.held and any(read_by.get(name, rank) != rank for name in writes))
-        ready = start if rule.from_start or rule.reader_pays else end
+        ready = start if rule.reader_pays else end
         made.update(dict.fromkeys(writes, (ready, rank, action.stage)))
     return found
 
@@ -129,12 +132,8 @@ KNOWN = (
     Known(
         "ignores-what-it-reads",
         Rule(late=lambda there: 0.0),
-        "Each rank's actions follow one another without a gap. An action waits for what it reads.",
-    ),
-    Known(
-        "from-start-to-start",
-        Rule(from_start=True),
-        "What an action writes is there when it has ended, not when it started.",
+        "Each rank's actions follow one another without a gap. An action waits for what it reads, until the action "
+        "that writes it has ended.",
     ),
     Known(
         "all-cost-the-same",
@@ -169,7 +168,7 @@ KNOWN = (
     Known(
         "sending-keeps-busy",
         Rule(held=True),
-        "A message is on its way while its sender goes on: comm counts for the reader, and not for the rank that sends.",
+        "A message is on its way while its sender goes on: comm counts for the reader, not for the rank that sends.",
     ),
     Known(
         "one-input-only",
@@ -193,7 +192,7 @@ class Facts:
     seconds: Mapping[str, float]
     delay: float
     rule: Rule
-    refuses: bool
+    backwards: bool
 
 
 def case_of(
@@ -213,7 +212,7 @@ def case_of(
         "backwards": backwards,
         "refuses": refuses,
     }
-    return Case((((call),),), (Facts(program, prices, delay, rule, refuses),), (label,))
+    return Case(((call,),), (Facts(program, prices, delay, rule, backwards),), (label,))
 
 
 def under(case: Case, rule: Rule) -> Case:
@@ -253,7 +252,11 @@ def right_times(case: Case, run: Run) -> Finding | None:
     if odd := sorted(set(got) - set(expected)):
         return Finding(f"{odd[0]} is no action of this program.", "wrong-values", label)
     if missing := [action for action in expected if action not in got]:
-        why = f"{missing[0]} and {len(missing) - 1} more have no start time." if missing[1:] else f"{missing[0]} has none."
+        why = (
+            f"{missing[0]} and {len(missing) - 1} more have no start time."
+            if missing[1:]
+            else f"{missing[0]} has none."
+        )
         return Finding(
             f"{why} The dict has one for each action.", "no-result", label, None, f"{len(expected)}", f"{len(got)}"
         )
@@ -287,13 +290,21 @@ def explain_kinds(case: Case, run: Run) -> Finding | None:
     return Finding(why, "knows-one-schedule", case.labels[0], run.rank)
 
 
+PAID = frozenset({"messages-take-no-time", "message-on-one-rank", "sending-keeps-busy"})
+"""Mistakes that have cost their points where the criterion on messages looked."""
+
+
 def any_times(case: Case, run: Run) -> Finding | None:
     """As `right_times`; what no rule explains comes of something that only some programs have."""
     found = right_times(case, run)
-    if found is None or found.mistake not in ("wrong-values", "no-result"):
+    if found is None or found.mistake in PAID:
+        return None
+    forgets = found.mistake == "one-input-only" and not case.facts[0].backwards  # looks at the right one elsewhere
+    if not forgets and found.mistake not in ("wrong-values", "no-result"):
         return found
+    why = "" if forgets else f"{found.why}\n"
     return Finding(
-        f"{found.why}\nThis program has {case.labels[0]}: whatever the rule needs to know, reads and writes say.",
+        f"{why}This program has {case.labels[0]}: whatever the rule needs to know, reads and writes say.",
         "knows-one-schedule",
         found.label,
         found.rank,
@@ -318,4 +329,6 @@ def refuses(case: Case, run: Run) -> Finding | None:
 def explain_refusal(case: Case, run: Run) -> Finding | None:
     """Why a program that cannot go on ends in another way."""
     mistake = "endless-loop" if run.mistake == "endless-loop" else "fails-deep-inside"
-    return Finding(f"{run.why}\nNot every action of this program can start. {REFUSE}", mistake, case.labels[0], run.rank)
+    return Finding(
+        f"{run.why}\nNot every action of this program can start. {REFUSE}", mistake, case.labels[0], run.rank
+    )

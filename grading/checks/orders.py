@@ -43,8 +43,8 @@ def one_order(rows: Rows, ranks: int, microbatches: int) -> Wrong | None:
         rank = next((rank for rank in range(1, ranks) if orders[rank] != orders[0]), None)
         if rank is not None:
             why = (
-                f"Rank {rank} takes the micro-batches in another order than rank 0 ({kind}). Each then waits for one that "
-                "its neighbour does later."
+                f"Rank {rank} takes the micro-batches in another order than rank 0 ({kind}). Each then waits for one "
+                "that its neighbour does later."
             )
             return "orders-differ", why, f"{orders[0]}", f"{orders[rank]}", rank
     return None
@@ -79,7 +79,7 @@ def _most(rows: Rows, limits: Sequence[int], rule: str) -> Wrong | None:
             why = "All its forward passes come first, as in GPipe, so that all micro-batches are in memory at once."
         elif len(set(ahead)) == 1:
             mistake = "same-warm-up"
-            why = "All ranks run as many forward passes ahead as rank 0. Those further on get their first gradient earlier."
+            why = "All ranks run as many forward passes ahead as rank 0. Those further on get a gradient earlier."
         return mistake, f"{why} {rule}", f"{most} in flight at most", f"{held}", rank
     return None
 
@@ -103,7 +103,10 @@ def no_waiting(rows: Rows, ranks: int, microbatches: int) -> Wrong | None:
     mistake, why = "warm-up-too-short", "Some rank waits for a gradient with forward passes left that it could do."
     orders = [_of(row, "B") for row in rows]
     if any(order != sorted(order) for order in orders):
-        mistake, why = "newest-goes-first", "Backward passes do not take the oldest micro-batch first, whose gradient is there."
+        mistake, why = (
+            "newest-goes-first",
+            "Backward passes do not take the oldest micro-batch first, whose gradient is there.",
+        )
     return mistake, f"{why} With F = 1 and B = 2 the program can take (M + P - 1) 3.", f"{best}", f"{took:g}", None
 
 
@@ -137,7 +140,9 @@ def split_memory(rows: Rows, ranks: int, microbatches: int) -> Wrong | None:
         if (held := in_flight(row, "W")) > most:
             kinds = "".join(action.kind for action in row)
             mistake, why = "put-off-too-long", "W is put off by too many micro-batches."
-            if "W" * microbatches in kinds:
+            if in_flight(row, "I") > min(ranks - rank, microbatches):
+                mistake, why = "warm-up-too-long", "More forward passes run ahead than in the row of 1F1B."
+            elif "W" * microbatches in kinds:
                 mistake, why = "all-weights-at-the-end", "All W come at the end, so nothing is freed before."
             more = "A micro-batch is in memory from F until its W. 1F1B has at most P, on rank 0."
             return mistake, f"{why} {more}", f"{most} in flight at most", f"{held}", rank
@@ -153,7 +158,10 @@ def split_time(rows: Rows, ranks: int, microbatches: int) -> Wrong | None:
     lags = [_lag(row) for row in rows]
     mistake, why = "put-off-too-little", "Some rank has no W left to do while it waits for a gradient."
     if not any(lags):
-        mistake, why = "weights-at-once", "Every W comes right after its I, so that the rank before waits for both, as for B."
+        mistake, why = (
+            "weights-at-once",
+            "Every W comes right after its I, so that the rank before waits for both, as for B.",
+        )
     more = "With F = I = W = 1 it can take 3 M + P - 1, which is a bubble of (P - 1) / (3 M + P - 1)."
     more = more if microbatches >= ranks else "With F = I = W = 1 less is possible."
     return mistake, f"{why} {more}", f"{best:g}", f"{took:g}", None

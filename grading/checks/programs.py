@@ -70,9 +70,9 @@ def case_of(sizes: Sequence[tuple[int, int]]) -> Case:
     return Case(calls, tuple(sizes), tuple(f"P = {ranks}, M = {m}" for ranks, m in sizes))
 
 
-def many(rng: random.Random) -> Case:
-    """More micro-batches than ranks."""
-    return case_of([(ranks, ranks + rng.randint(2, 4)) for ranks in (4, rng.choice((3, 5)))])
+def many(rng: random.Random, times: int = 1) -> Case:
+    """More micro-batches than so many times the ranks."""
+    return case_of([(ranks, times * ranks + rng.randint(2, 4)) for ranks in (4, rng.choice((3, 5)))])
 
 
 def any_number(rng: random.Random) -> Case:
@@ -85,12 +85,14 @@ def any_number(rng: random.Random) -> Case:
 
 def read(case: Case, run: Run, call: int, kinds: str = "FB") -> Rows | Finding:
     """The rows of a call, if every action is there once, in an order that can be; else what is wrong."""
-    ranks, microbatches = case.facts[call]
+    _, microbatches = case.facts[call]
     label, example = case.labels[call], f"0{kinds[0]}0"
     rows: Rows = []
     for rank, said in enumerate(run.results[call][0]["rows"]):
         if said is None:
-            why = f"Return the actions of this rank, a list of Action(stage, kind, micro-batch) or of texts ({example})."
+            why = (
+                f"Return the actions of this rank, a list of Action(stage, kind, micro-batch) or of texts ({example})."
+            )
             return Finding(why, "no-result", label, rank)
         row = []
         for cell in said:
@@ -127,7 +129,10 @@ def _incomplete(row: Sequence[Action], rank: int, microbatches: int, kinds: str)
     asked = [Action(rank, kind, m) for kind in kinds for m in range(microbatches)]
     count = Counter(row)
     if others := [action for action in row if action.stage != rank]:
-        return "wrong-stage", f"Rank {rank} has stage {rank} and no other, and {others[0]} is of stage {others[0].stage}."
+        return (
+            "wrong-stage",
+            f"Rank {rank} has stage {rank} and no other, and {others[0]} is of stage {others[0].stage}.",
+        )
     if beyond := [action for action in row if action.microbatch >= microbatches]:
         return (
             "micro-batch-too-many",
@@ -138,7 +143,9 @@ def _incomplete(row: Sequence[Action], rank: int, microbatches: int, kinds: str)
     if missing and not of_kind["F"]:
         return _without(of_kind, microbatches)
     if missing:
-        why = f"Missing: {shown(missing)}. Micro-batches are 0 to {microbatches - 1}, and each goes through every stage."
+        why = (
+            f"Missing: {shown(missing)}. Micro-batches are 0 to {microbatches - 1}, and each goes through every stage."
+        )
         return "micro-batch-left-out", why
     if twice := [action for action, times in count.items() if times > 1]:
         return "done-twice", f"{twice[0]} is there {count[twice[0]]} times."
@@ -249,8 +256,13 @@ def _few(case: Case, call: int, why: str, found: Finding) -> Finding:
     ranks, microbatches = case.facts[call]
     mistake, more = found.mistake or "wrong-values", ""
     if ranks == 1:
-        mistake, more = "alone-is-special", "\nOne rank has one stage, the first and the last: it runs forward and backward."
+        mistake, more = (
+            "alone-is-special",
+            "\nOne rank has one stage, the first and the last: it runs forward and backward.",
+        )
     elif microbatches < ranks:
         mistake = "few-micro-batches"
-        more = f"\nWith M = {microbatches} a rank can run no more than {microbatches} forward passes ahead, whatever P is."
+        more = (
+            f"\nWith M = {microbatches} a rank can run no more than {microbatches} forward passes ahead, whatever P is."
+        )
     return Finding(why + more, mistake, found.label, found.rank, found.expected, found.got)

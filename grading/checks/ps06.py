@@ -7,8 +7,10 @@ from dataclasses import replace
 import minidist as md
 from grading.checks import clock, orders, programs, stages
 from grading.exercise import Case, Criterion, Exercise
+from grading.ranks.run import Limits
 
 NOTHING: frozenset[str] = frozenset()
+SHORT = Limits(seconds=8.0, cpu_seconds=2)  # numbers in, numbers out
 
 
 def draw_programs(rng: random.Random) -> Mapping[str, Sequence[Case]]:
@@ -30,6 +32,7 @@ GPIPE = Exercise(
     draw=draw_programs,
     body=programs.rows_of,
     allowed=NOTHING,
+    limits=SHORT,
 )
 
 
@@ -54,6 +57,7 @@ ONE_F_ONE_B = Exercise(
     draw=draw_programs,
     body=programs.rows_of,
     allowed=NOTHING,
+    limits=SHORT,
 )
 
 
@@ -73,11 +77,14 @@ def draw_times(rng: random.Random) -> Mapping[str, Sequence[Case]]:
         ],
         "messages": [
             clock.case_of(f"1F1B, P = 3, M = 4, comm = {delay}", build("1f1b", 3, 4), delay=delay),
-            clock.case_of(f"a V of 4 stages on 2 ranks, comm = {delay}", build("zb_v", 2, 4, 2), delay=delay),
+            clock.case_of(f"GPipe, P = 2, M = 3, comm = {delay}", build("gpipe", 2, 3), delay=delay),
         ],
         "programs": [
-            clock.case_of("I and W, and what is read in another order", build("zb_h1", 3, 4), backwards=True),
-            clock.case_of("two stages on each rank", build("interleaved", 2, 4, 2), backwards=True),
+            clock.case_of("I and W", build("zb_h1", 3, 4)),
+            clock.case_of(
+                "two stages on each rank, and reads in another order", build("interleaved", 2, 4, 2), backwards=True
+            ),
+            clock.case_of(f"a V of 4 stages on 2 ranks, and comm = {delay}", build("zb_v", 2, 4, 2), delay=delay),
             clock.case_of("one rank", build("1f1b", 1, 3), backwards=True),
         ],
         "stuck": clock.stuck(rng),
@@ -98,6 +105,7 @@ START_TIMES = Exercise(
     draw=draw_times,
     body=clock.times_of,
     allowed=NOTHING,
+    limits=SHORT,
 )
 
 
@@ -115,8 +123,8 @@ def draw_stages(rng: random.Random) -> Mapping[str, Sequence[Case]]:
 RUN_ACTIONS = Exercise(
     id="06.4",
     function="run_actions",
-    task="run_actions(comm, actions, stage, xs, targets, loss_fn): carry out a rank's actions; gradients add up in grad, "
-    "and the last rank returns the loss.",
+    task="run_actions(comm, actions, stage, xs, targets, loss_fn): carry out a rank's actions; gradients add up in "
+    "grad, and the last rank returns the loss.",
     criteria=(
         Criterion("basic", 4, "basic", stages.right_gradients, basic=True, explain=stages.explain_basic),
         Criterion("loss", 1, "basic", stages.right_loss),
@@ -131,6 +139,11 @@ RUN_ACTIONS = Exercise(
 
 
 # ---- 06.5 weight gradients later -------------------------------------------------------------------------------------
+
+
+def draw_splits(rng: random.Random) -> Mapping[str, Sequence[Case]]:
+    return {"basic": [programs.many(rng, times=2)], "any": [programs.any_number(rng)]}
+
 
 ZERO_BUBBLE = Exercise(
     id="06.5",
@@ -148,9 +161,10 @@ ZERO_BUBBLE = Exercise(
             explain=programs.explain_any,
         ),
     ),
-    draw=draw_programs,
+    draw=draw_splits,
     body=programs.split_rows,
     allowed=NOTHING,
+    limits=SHORT,
 )
 EXERCISES = (GPIPE, ONE_F_ONE_B, START_TIMES, RUN_ACTIONS, ZERO_BUBBLE)
 
@@ -176,8 +190,8 @@ VARIANTS = {
         replace(
             ONE_F_ONE_B,
             id="06.2-eager",
-            task="one_f_one_b(rank, ranks, microbatches): 1F1B that hides its messages. With messages that take as long as "
-            "F, no rank waits longer than it has to, and rank r has at most 2 (P - r) - 1 micro-batches in flight.",
+            task="one_f_one_b(rank, ranks, microbatches): 1F1B that hides its messages. With messages that take as "
+            "long as F, no rank waits longer than it has to; rank r has at most 2 (P - r) - 1 micro-batches in flight.",
             criteria=(
                 Criterion("basic", 2, "basic", programs.complete(), basic=True),
                 Criterion("in flight", 2, "basic", programs.has(orders.eager_memory)),
@@ -194,7 +208,7 @@ VARIANTS = {
         replace(
             START_TIMES,
             id="06.3-busy",
-            task=f"{START_TIMES.task} A rank that sends is busy with it for comm seconds, after the action that wrote it.",
+            task=f"{START_TIMES.task} A rank that sends is busy with it for comm seconds after the action.",
             draw=draw_busy,
         ),
     )

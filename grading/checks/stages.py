@@ -1,8 +1,8 @@
 """A rank's actions on real tensors: what ranks of 06.4 are given, and how what became of it is judged.
 
 `Stage` and `run_program` run inside ranks, where nothing of this package's checks can be imported: they travel by
-value. A stage asks the grader for a number in its forward and in its backward pass, so the grader knows which micro-batch
-it was, and when.
+value. A stage asks the grader for a number in its forward and in its backward pass, so the grader knows which
+micro-batch it was, and when.
 """
 
 import random
@@ -20,7 +20,8 @@ from grading.exercise import Case, Finding, equal, show
 from grading.ranks.run import Run
 from minidist.schedule import Program
 
-TOLERANCE, IGNORE = 1e-12, -100
+TOLERANCE = 1e-6  # tokens[m] / total, of two whole numbers in tensors, has the precision of float32
+IGNORE = -100
 DIM = 4  # of what stages pass on, and classes of the loss
 
 
@@ -191,7 +192,7 @@ def _known(facts: Facts) -> list[tuple[str, list[float], str]]:
         (
             "padding-counts",
             [tokens / sum(sizes) for tokens in facts.tokens],
-            f"The sum of the losses was divided by all rows. Targets of {IGNORE} are padding: divide by those that count.",
+            f"The sum of the losses was divided by all rows. Targets of {IGNORE} are padding and do not count.",
         ),
         (
             "sum-not-mean",
@@ -238,8 +239,8 @@ def right_gradients(case: Case, run: Run) -> Finding | None:
             return Finding(why, mistake, *shown)
     if rank < case.ranks - 1:
         why = (
-            f"Rank {rank + 1}'s gradient is right, and rank {rank}'s is not. What comes back is the gradient of what this "
-            "rank sent, for the same micro-batch."
+            f"Rank {rank + 1}'s gradient is right, and rank {rank}'s is not. What comes back is the gradient of what "
+            "this rank sent, for the same micro-batch."
         )
         return Finding(why, "wrong-gradient-back", *shown)
     return Finding("One process gets another gradient.", "wrong-values", *shown)
@@ -329,9 +330,9 @@ def frees(case: Case, run: Run) -> Finding | None:
             begun = number if what == "forward" else len(case.facts[0].xs)
             if alive > begun - done + 1:
                 why = (
-                    f"When {what} {number} began, {alive} of the stage's outputs were in memory, and {done} micro-batches "
-                    "had been all the way back. After B nothing of a micro-batch may stay: take it out of the dict. The "
-                    "handle of an isend holds its tensor too, until it is waited for and gone."
+                    f"When {what} {number} began, {alive} of the stage's outputs were in memory, and {done} "
+                    "micro-batches had been all the way back. After B nothing of a micro-batch may stay: take it out "
+                    "of the dict. The handle of an isend holds its tensor too, until it is waited for and gone."
                 )
                 return Finding(
                     why, "keeps-activations", case.labels[0], rank, f"{begun - done + 1} at most", f"{alive}"

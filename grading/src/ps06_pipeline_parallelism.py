@@ -14,8 +14,8 @@
 # # Assignment 06: pipeline parallelism
 #
 # Each rank has a stage, some consecutive layers, and the batch passes through in *M* micro-batches. Who does what when
-# is a program: a list of actions for each of *P* ranks. You write programs, then the clock that says how long one takes,
-# then what carries one out on real tensors. Lesson 06 has the pictures.
+# is a program: a list of actions for each of *P* ranks. You write programs, then the clock that says how long one
+# takes, then what carries one out on real tensors. Lesson 06 has the pictures.
 #
 # An action is `Action(stage, kind, microbatch)`, or as text `2F0`. The kinds are F, forward; B, backward; and the two
 # halves of B: I, the gradient of the stage's input, which the stage before waits for, and W, that of its weights, for
@@ -27,7 +27,7 @@
 # %% tags=["locked", "setup"]
 import torch
 
-import minidist as md
+import minidist as md  # noqa: F401
 from grading import check, hint, quiz, submit  # noqa: F401
 from minidist.schedule import Action, parse, reads, simulate, writes
 
@@ -122,8 +122,9 @@ check("06.2")
 # reads is there. `start_times(program, reads, writes, seconds, comm)` returns a dict, the start of every action.
 #
 # - `program[rank]` is a list of actions, done in this order, one at a time. `seconds(action)` is how long one lasts.
-# - `reads(action)` and `writes(action)` are lists of names. What an action writes is there when it has ended; on another
-#   rank `comm` seconds later. Sending keeps nobody busy. What no action writes is data, and there from the start.
+# - `reads(action)` and `writes(action)` are lists of names. What an action writes is there when it has ended; on
+#   another rank `comm` seconds later. Sending keeps nobody busy. What no action writes is data, and there from the
+#   start.
 # - Time starts at 0. Where no rank can go on although actions are left, raise a ValueError.
 #
 # Kinds, stages and schedules do not appear in the rule, and a rank may have several stages.
@@ -156,20 +157,21 @@ check("06.3")
 # %% [markdown]
 # ## 06.4 Carry it out (12 points)
 #
-# `run_actions(comm, actions, stage, xs, targets, loss_fn)` carries out one rank's actions, of the kinds F and B. It knows
-# no schedule: it goes through the actions, and each says what to do.
+# `run_actions(comm, actions, stage, xs, targets, loss_fn)` carries out one rank's actions, of the kinds F and B. It
+# knows no schedule: it goes through the actions, and each says what to do.
 #
-# - `stage(x)` is this rank's module. `xs[m]` `[T, D]` is micro-batch *m* on rank 0; on the other ranks it is a tensor of
-#   the right shape and type to receive into. What a stage returns has its input's shape.
+# - `stage(x)` is this rank's module. `xs[m]` `[T, D]` is micro-batch *m* on rank 0; on the other ranks it is a tensor
+#   of the right shape and type to receive into. What a stage returns has its input's shape.
 # - F calls the stage, and sends what it returns to the next rank. B receives the gradient of that from the next rank,
 #   goes back through the stage, and sends the gradient of `x` to the rank before. Autograd follows nothing through a
 #   message: what arrives asks for its gradient by `requires_grad_()`.
-# - On the last rank `loss_fn(output, targets[m])` is the mean over this micro-batch's targets that are not -100. The loss
-#   is the mean over those of the whole batch, and there may be more of them in one micro-batch than in another. The last
-#   rank returns it; the others may return anything. `targets` is None on the other ranks.
+# - On the last rank `loss_fn(output, targets[m])` is the mean over this micro-batch's targets that are not -100. The
+#   loss is the mean over those of the whole batch, and there may be more of them in one micro-batch than in another.
+#   The last rank returns it; the others may return anything. `targets` is None on the other ranks.
 # - The weights' gradients add up in `grad`. After B nothing of a micro-batch may be left in memory.
 # - Use `comm.isend(x, dst)` and `comm.irecv(x, src)`. Here, as on a cluster, a send is over when its receiver asked for
-#   it. A handle holds the tensor that it sends: wait for it, and let go of it, once the gradient of that tensor is here.
+#   it. A handle holds the tensor that it sends: wait for it, and let go of it, once the gradient of that tensor is
+#   here.
 
 
 # %%
@@ -209,8 +211,8 @@ check("06.4")
 # ## 06.5 Weight gradients later (9 points)
 #
 # In the cool-down of 1F1B a rank waits for gradients and has nothing to do. If B is cut in two, W can be put off until
-# then. `zero_bubble(row, rank, ranks)` gets the rank's row of 1F1B and returns it with I in the place of each B, and W of
-# every micro-batch somewhere after its I.
+# then. `zero_bubble(row, rank, ranks)` gets the rank's row of 1F1B and returns it with I in the place of each B, and W
+# of every micro-batch somewhere after its I.
 #
 # - With F = I = W the program takes no longer than 3 *M* + *P* - 1, so that the bubble is
 #   $(P-1)/(3M+P-1)$ and no longer $(P-1)/(M+P-1)$.
@@ -244,17 +246,17 @@ check("06.5")
 #
 # ## 06.6 In words (3 points)
 #
-# A colleague trains with *P* = 8 stages and *M* = 8 micro-batches under GPipe, and wants to change to 1F1B because of the
-# bubble. How large is the bubble, and what does 1F1B do to it? What does 1F1B give that makes a smaller bubble possible
-# all the same? Name one more way to make it smaller, and what that costs.
+# A colleague trains with *P* = 8 stages and *M* = 8 micro-batches under GPipe, and wants to change to 1F1B because of
+# the bubble. How large is the bubble, and what does 1F1B do to it? What does 1F1B give that makes a smaller bubble
+# possible all the same? Name one more way to make it smaller, and what that costs.
 
 # %% [markdown] tags=["in-words", "by-hand", "points=3"]
 # === BEGIN MARK SCHEME ===
 # 1 point: 7/15, 47 % of the time, (P - 1) / (M + P - 1), and 1F1B leaves it as it is. 1 point: it holds at most P - r
-# micro-batches in memory and not M, so M can be raised at the same memory (M = 32: 7/39, 18 %), as long as a micro-batch
-# stays large enough for the chip to be efficient. 1 point, one of: interleaving V stages a rank divides the bubble by V
-# and sends V times as many messages; splitting backward and putting off W, which holds more in memory on later ranks and
-# wants F, I and W of similar length; fewer stages, each of which has to fit.
+# micro-batches in memory and not M, so M can be raised at the same memory (M = 32: 7/39, 18 %), as long as a
+# micro-batch stays large enough for the chip to be efficient. 1 point, one of: interleaving V stages a rank divides the
+# bubble by V and sends V times as many messages; splitting backward and putting off W, which holds more in memory on
+# later ranks and wants F, I and W of similar length; fewer stages, each of which has to fit.
 # === END MARK SCHEME ===
 
 # %% [markdown]

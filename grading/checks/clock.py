@@ -48,8 +48,8 @@ def times_of(
         if not refuses:
             raise
         return {**found, "refused": str(error) or "ValueError"}
-    if not isinstance(answer, Mapping) or len(answer) > 10_000:
-        return {**found, "said": type(answer).__name__}
+    if not isinstance(answer, Mapping) or len(answer) > len(seconds):
+        return {**found, "said": f"a {type(answer).__name__}" + (" of too many" if isinstance(answer, Mapping) else "")}
     times: dict[str, Any] = {}
     for action, start in answer.items():
         try:
@@ -248,7 +248,7 @@ def right_times(case: Case, run: Run) -> Finding | None:
     got, expected = result["times"], times(facts.program, facts.seconds, facts.delay, facts.rule)
     if got is None:
         why = "Return a dict: the start of every action of the program, in seconds, by action."
-        return Finding(why, "no-result", label, None, "a dict", f"a {result['said']}")
+        return Finding(why, "no-result", label, None, f"a dict of {len(expected)}", result["said"])
     if odd := sorted(set(got) - set(expected)):
         return Finding(f"{odd[0]} is no action of this program.", "wrong-values", label)
     if missing := [action for action in expected if action not in got]:
@@ -321,7 +321,7 @@ def refuses(case: Case, run: Run) -> Finding | None:
     if run.results[0][0]["refused"]:
         return None
     times = run.results[0][0]["times"]
-    got = f"{len(times)} start times" if times is not None else f"a {run.results[0][0]['said']}"
+    got = f"{len(times)} start times" if times is not None else run.results[0][0]["said"]
     why = f"Not every action of this program can start. {REFUSE}"
     return Finding(why, "stuck-goes-unnoticed", case.labels[0], None, "a ValueError", got)
 

@@ -155,9 +155,10 @@ def split_time(rows: Rows, ranks: int, microbatches: int) -> Wrong | None:
     took = makespan(rows)
     if took <= best:
         return None
-    lags = [_lag(row) for row in rows]
     mistake, why = "put-off-too-little", "Some rank has no W left to do while it waits for a gradient."
-    if not any(lags):
+    if late := [rank for rank, row in enumerate(rows) if _at_the_end(row) > rank]:
+        mistake, why = "put-off-too-long", f"Rank {late[0]} leaves W to the end that would have filled a wait before."
+    if not any(_lag(row) for row in rows):
         mistake, why = (
             "weights-at-once",
             "Every W comes right after its I, so that the rank before waits for both, as for B.",
@@ -165,6 +166,11 @@ def split_time(rows: Rows, ranks: int, microbatches: int) -> Wrong | None:
     more = "With F = I = W = 1 it can take 3 M + P - 1, which is a bubble of (P - 1) / (3 M + P - 1)."
     more = more if microbatches >= ranks else "With F = I = W = 1 less is possible."
     return mistake, f"{why} {more}", f"{best:g}", f"{took:g}", None
+
+
+def _at_the_end(row: Sequence[Action]) -> int:
+    """How many W come after everything else."""
+    return next((i for i, action in enumerate(reversed(row)) if action.kind != "W"), len(row))
 
 
 def _lag(row: Sequence[Action]) -> int:

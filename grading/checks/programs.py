@@ -31,9 +31,12 @@ def text_of(action: Any) -> str:
     if isinstance(action, tuple | list) and len(action) == 3 and isinstance(action[1], str):
         try:
             return f"{operator.index(action[0])}{action[1][:8]}{operator.index(action[2])}"[:40]
-        except TypeError:
+        except (TypeError, ValueError):  # no whole number, or one of thousands of digits
             pass
-    return f"<{type(action).__name__} {action!r:.30}>"
+    try:
+        return f"<{type(action).__name__} {action!r:.30}>"
+    except Exception:  # whatever its own __repr__ does
+        return f"<{type(action).__name__}>"
 
 
 def texts_of(answer: Any, most: int) -> list[str] | None:

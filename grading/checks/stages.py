@@ -77,6 +77,7 @@ def run_program(
     """Body of 06.4: a stage of this rank, and its actions."""
     row = list(md.schedule.parse(actions)[0])
     stage = Stage(weight, ask, len(xs))
+    parameter = stage.weight
 
     def loss_fn(output: Tensor, target: Tensor) -> Tensor:
         return F.cross_entropy(output, target, ignore_index=-100)
@@ -87,7 +88,7 @@ def run_program(
         loss = float(loss)
     except (TypeError, ValueError, RuntimeError):
         loss = None
-    return {"loss": loss, "said": said, "grad": stage.weight.grad, "log": stage.log}
+    return {"loss": loss, "said": said, "grad": parameter.grad, "log": stage.log}
 
 
 # ---- one process -----------------------------------------------------------------------------------------------------
@@ -271,8 +272,15 @@ def right_loss(case: Case, run: Run) -> Finding | None:
 
 def explain_basic(case: Case, run: Run) -> Finding | None:
     """Why a first run fails, where it is known."""
-    label = case.labels[0]
-    if "does not require grad" in run.why or ("NoneType" in run.why and "isend" in run.why) or "'x' must be" in run.why:
+    label, last = case.labels[0], case.ranks - 1
+    sends = "isend" in run.why and run.verdict in ("error", "deadlock")
+    if sends and (run.rank == 0 or f"rank 0 waits for its isend to rank {last}" in run.why) and last > 1:
+        why = f"{run.why}\nThe first stage's input is data. Nobody waits for its gradient, and it is not sent."
+        return Finding(why, "gradient-of-data", label, 0)
+    if sends and ("dst=" in run.why or f"rank {last} waits for its isend to rank 0" in run.why):
+        why = f"{run.why}\nThe last stage has the loss. What it returns is not sent on, and no gradient comes for it."
+        return Finding(why, "ends-are-special", label, last)
+    if "isend takes a tensor, not NoneType" in run.why or "does not require grad" in run.why:
         why = (
             f"{run.why}\nWhat arrives in a message is data to autograd. x.requires_grad_() before the stage is called: "
             "only then does x.grad exist after its backward pass."

@@ -273,14 +273,15 @@ def right_loss(case: Case, run: Run) -> Finding | None:
 def explain_basic(case: Case, run: Run) -> Finding | None:
     """Why a first run fails, where it is known."""
     label, last = case.labels[0], case.ranks - 1
-    sends = "isend" in run.why and run.verdict in ("error", "deadlock")
-    if sends and (run.rank == 0 or f"rank 0 waits for its isend to rank {last}" in run.why) and last > 1:
+    to_nobody = f"isend: dst={-1 if run.rank == 0 else case.ranks} is no rank" in run.why
+    nothing = "isend takes a tensor, not NoneType" in run.why
+    if (run.rank == 0 and (to_nobody or nothing)) or f"rank 0 waits for its isend to rank {last}" in run.why:
         why = f"{run.why}\nThe first stage's input is data. Nobody waits for its gradient, and it is not sent."
         return Finding(why, "gradient-of-data", label, 0)
-    if sends and ("dst=" in run.why or f"rank {last} waits for its isend to rank 0" in run.why):
+    if to_nobody or f"rank {last} waits for its isend to rank 0" in run.why:
         why = f"{run.why}\nThe last stage has the loss. What it returns is not sent on, and no gradient comes for it."
         return Finding(why, "ends-are-special", label, last)
-    if "isend takes a tensor, not NoneType" in run.why or "does not require grad" in run.why:
+    if nothing or "does not require grad" in run.why:
         why = (
             f"{run.why}\nWhat arrives in a message is data to autograd. x.requires_grad_() before the stage is called: "
             "only then does x.grad exist after its backward pass."

@@ -265,7 +265,7 @@ def right_loss(case: Case, run: Run) -> Finding | None:
         ("last-micro-batch-only", losses[-1] * facts.shares()[-1], "That is the last micro-batch's part of the loss."),
         ("divided-twice", right / len(losses), "It was divided by the number of micro-batches twice."),
     ):
-        if abs(got - other) <= 1e-9 * max(1.0, abs(other)):
+        if abs(got - other) <= TOLERANCE * max(1.0, abs(other)):
             return Finding(f"{why} The loss is the mean over the tokens of the whole batch.", mistake, *shown)
     return Finding("The loss is the mean over the tokens of the whole batch.", "wrong-values", *shown)
 

@@ -29,7 +29,7 @@ import torch
 
 import minidist as md  # noqa: F401
 from grading import check, hint, quiz, submit  # noqa: F401
-from minidist.schedule import Action, parse, reads, simulate, writes
+from minidist.schedule import Action, Program, parse, reads, simulate, writes
 
 # %% [markdown]
 # ## A worked example: a program, and what follows from it
@@ -50,7 +50,7 @@ def one_at_a_time(rank, microbatches):
 
 def picture(rows):
     """Letters stand where an action begins, and F takes one column, B two, I and W one. Rank 0 is the first line."""
-    program = parse("\n".join(",".join(map(str, row)) for row in rows))
+    program = Program.of(parse(",".join(map(str, row)))[0] for row in rows)
     timeline = simulate(program)
     for rank in range(program.ranks):
         line = ["."] * round(timeline.makespan)

@@ -304,6 +304,8 @@ def test_oracles_of_programs():
     assert orders.split_time(split, 4, 8) is None
     assert orders.split_memory(split, 4, 8) is None
     assert [programs.in_flight(row, "B") for row in md.schedule.build("1f1b", 4, 8)] == [4, 3, 2, 1]
+    in_between = [Action(0, kind, m) for kind, m in (("F", 0), ("B", 0), ("F", 1), ("F", 2), ("B", 1), ("B", 2))]
+    assert programs.in_flight(in_between, "B") == 2
     eager = orders.eager(4, 8)
     assert orders.eager_memory(eager, 4, 8) is None
     assert programs.makespan(eager, comm=1.0) < programs.makespan(list(md.schedule.build("1f1b", 4, 8)), comm=1.0)

@@ -156,7 +156,7 @@ def split_time(rows: Rows, ranks: int, microbatches: int) -> Wrong | None:
     if took <= best:
         return None
     mistake, why = "put-off-too-little", "Some rank has no W left to do while it waits for a gradient."
-    if late := [rank for rank, row in enumerate(rows) if _at_the_end(row) > rank]:
+    if late := [rank for rank, row in enumerate(rows) if _at_the_end(row) > rank + 1]:
         mistake, why = "put-off-too-long", f"Rank {late[0]} leaves W to the end that would have filled a wait before."
     if not any(_lag(row) for row in rows):
         mistake, why = (

@@ -255,7 +255,7 @@ def lets_go_one_step_later(comm, actions, stage, xs, targets, loss_fn):
             if done is not None and done[3] is not None:
                 done[3].wait()
             done = now
-    for handle in [*back, done[3]]:
+    for handle in [*back, *(done or ())[3:]]:
         if handle is not None:
             handle.wait()
     return sum(losses)

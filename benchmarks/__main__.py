@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks import checked, collectives, data_parallel, launching, machine, optimizer, tensor, zero
+from benchmarks import checked, collectives, data_parallel, launching, machine, optimizer, pipeline, tensor, zero
 from benchmarks.row import Row
 
 RESULTS = Path(__file__).parent / "results" / "latest.json"
@@ -17,6 +17,7 @@ COMPARISONS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "data_parallel": data_parallel.rows,
     "zero": zero.rows,
     "tensor": tensor.rows,
+    "pipeline": pipeline.rows,
     "collectives": collectives.rows,
     "launch": launching.rows,
     "optimizer": optimizer.rows,

@@ -93,6 +93,17 @@ def zero_bytes(stage: int, parameters: float, ranks: int, weight: int = 4, grad:
     return md.zero_memory(parameters, ranks, stage, weight, grad, optimizer).total
 
 
+def actions_of(
+    schedule: str, ranks: int, microbatches: int, rank: int, stages_per_rank: int = 1, first: int | None = None
+) -> str:
+    """What a rank does under a published schedule, or the first so many of its actions, as programs are written.
+
+    >>> actions_of("1f1b", 2, 3, rank=0), actions_of("zb_h1", 2, 8, rank=1, first=4)
+    ('0F0,0F1,0B0,0F2,0B1,0B2', '1F0,1I0,1F1,1I1')
+    """
+    return ",".join(map(str, md.schedule.build(schedule, ranks, microbatches, stages_per_rank)[rank][:first]))
+
+
 def _cost() -> SimpleNamespace:
     """The cost formulas under their own names, so that a question writes cost.ring_all_reduce(count, n)."""
     own = {name: f for name, f in vars(md.cost).items() if getattr(f, "__module__", "") == md.cost.__name__}
@@ -101,7 +112,7 @@ def _cost() -> SimpleNamespace:
 
 FORMULAS: Mapping[str, Any] = MappingProxyType(
     {
-        **{f.__name__: f for f in (nbytes, seconds, count, quantity, ring_bytes, zero_bytes)},
+        **{f.__name__: f for f in (nbytes, seconds, count, quantity, ring_bytes, zero_bytes, actions_of)},
         **{f.__name__: f for f in (abs, float, int, len, max, min, range, round, sorted, str, sum)},
         **{f.__name__: f for f in (math.ceil, math.floor, math.log2, math.sqrt)},
         "cost": _cost(),

@@ -127,7 +127,7 @@ def spelled(field: str, value: object) -> str:
     """
     if field == "sequence":
         return "sequence parallel" if value else "tokens whole"
-    if field in ("mechanism", "library", "precision"):
+    if field in ("mechanism", "library", "precision", "schedule", "order"):
         return str(value)
     names = {"dim": "width"}
     return f"{value} ranks" if field == "ranks" else f"{names.get(field, field).replace('_', ' ')} {value}"

@@ -21,7 +21,7 @@ from minidist.loss import IGNORE
 from minidist.schedule.program import Action, Name, Program, reads, writes
 from minidist.schedule.simulate import validate
 from minidist.staged.backward import Grads, Weights, backward, input_gradient
-from minidist.staged.mail import Kind, Mail, kinds
+from minidist.staged.mail import Kind, Mail, Routes, kinds
 from minidist.timeline import Span, Timeline
 
 LossFunction = Callable[[Any, Tensor], Tensor]
@@ -40,8 +40,9 @@ class PipelineParallel:
     stages: this rank's, in ascending order. A stage gets what the one before returned, a tensor or several; what has a
     gradient gets it back. loss_fn(output, target): a mean over the micro-batch's valid items: targets other than -100,
     or rows where targets are not whole numbers. tied: pairs (name of a parameter of the first stage, of the last) that
-    are one parameter; the last takes the first's values, and both get the sum of their gradients. seconds: in a paced
-    run, how long an action of each kind takes, {"F": 0.01, "I": 0.01, "W": 0.01}.
+    are one parameter; the last takes the first's values, and both get the sum of their gradients. None: what the stages
+    say themselves, as those of a GPT do. seconds: in a paced run, how long an action of each kind takes, {"F": 0.01,
+    "I": 0.01, "W": 0.01}.
 
     timeline: of the last step, this rank's actions.
 
@@ -54,7 +55,7 @@ class PipelineParallel:
         program: Program,
         comm: Comm,
         loss_fn: LossFunction,
-        tied: Sequence[tuple[str, str]] = (),
+        tied: Sequence[tuple[str, str]] | None = None,
         seconds: Mapping[str, float] | None = None,
     ) -> None:
         validate(program)
@@ -66,11 +67,14 @@ class PipelineParallel:
                 f"rank {comm.rank} has stages {numbers} in this program: pass {len(numbers)} modules, not {len(stages)}"
             )
         self.program, self.comm, self.loss_fn = program, comm, loss_fn
+        self._training, self._evaluation = ((p, Routes(p, comm.rank)) for p in (program, program.forward()))
         self.stages = dict(zip(numbers, stages, strict=True))
         self.first, self.last = program.homes[0], program.homes[program.stages - 1]
         self.seconds = seconds or {}
         self.timeline = Timeline([], ranks=[comm.ranks[comm.rank]])
         self._known: dict[tuple[int, ...], dict[Name, tuple[Kind, ...]]] = {}
+        if tied is None:
+            tied = getattr(stages[0], "tied", ())
         self._tied = [self._pair(*names) for names in tied]
         for pair in self._tied:
             self._share(pair)
@@ -89,7 +93,7 @@ class PipelineParallel:
         before = {p: p.grad for pair in self._tied for p in pair if p is not None}
         for parameter in before:
             parameter.grad = None
-        loss = self._run(self.program, inputs, targets, tokens)
+        loss = self._run(*self._training, inputs, targets, tokens)
         for pair in self._tied:
             self._add_gradients(pair)
         for parameter, grad in before.items():
@@ -100,14 +104,16 @@ class PipelineParallel:
     @torch.no_grad()
     def evaluate(self, inputs: Batch | None, targets: Tensor | None) -> float:
         """The loss of a batch, without a backward pass."""
-        return self._run(self.program.forward(), inputs, targets, None)
+        return self._run(*self._evaluation, inputs, targets, None)
 
-    def _run(self, program: Program, inputs: Batch | None, targets: Tensor | None, tokens: float | None) -> float:
+    def _run(
+        self, program: Program, routes: Routes, inputs: Batch | None, targets: Tensor | None, tokens: float | None
+    ) -> float:
         data = self._microbatches(inputs) if self.comm.rank == self.first else []
         answers = self._targets(targets, tokens) if self.comm.rank == self.last else []
         shape = self._signature(data)
         known = self._known.get(shape)
-        mail = Mail(program, self.comm, {} if known is None else known, letters=known is None)
+        mail = Mail(routes, self.comm, {} if known is None else known, letters=known is None)
         run = _Run(self, program, mail, data, answers)
         for action in program[self.comm.rank]:
             run.do(action)

@@ -1,5 +1,6 @@
 """Pipeline schedules as programs: written, checked, timed and drawn without a tensor. Nothing here needs torch."""
 
+from minidist.schedule.costs import costs as costs
 from minidist.schedule.greedy import backward_first as backward_first
 from minidist.schedule.greedy import forward_first as forward_first
 from minidist.schedule.greedy import greedy as greedy

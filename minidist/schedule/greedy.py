@@ -6,7 +6,7 @@ or 1F1B to the letter.
 from collections.abc import Callable
 from typing import Any
 
-from minidist.schedule.program import Action, Name, Program, StageMap, loop, reads, writes
+from minidist.schedule.program import Action, Name, Program, StageMap, check_counts, loop, reads, writes
 
 Preference = Callable[[Action], Any]
 
@@ -39,17 +39,28 @@ def greedy(
     micro-batch) that a rank holds between a forward pass and the end of its backward pass. split: backward passes in
     two halves. F, I, W: seconds that the rule reckons with.
 
-    Raises: ValueError where the limit lets nothing go on.
+    Raises: ValueError where the limit lets nothing go on, for times below 0, and for a stage map that leaves a rank
+    without a stage or a stage without a rank.
 
     >>> print(greedy(ranks=2, microbatches=3, limit=lambda rank: 2 - rank))
     0F0,0F1,0B0,0F2,0B1,0B2
     1F0,1B0,1F1,1B1,1F2,1B2
     """
+    check_counts(ranks=ranks, microbatches=microbatches, stages_per_rank=stages_per_rank)
+    if not all(seconds >= 0 for seconds in (F, I, W)):
+        raise ValueError(f"F={F}, I={I}, W={W} must be seconds, 0 or more")
     stages = ranks * stages_per_rank
+    homes = [stage_map(stage, ranks) for stage in range(stages)]
+    if set(homes) != set(range(ranks)):
+        raise ValueError(
+            f"the stage map puts stages 0 to {stages - 1} on ranks {homes}: each of {ranks} ranks needs one"
+        )
     seconds = {"F": F, "B": I + W, "I": I, "W": W}
     kinds = "FIW" if split else "FB"
-    owned = [[s for s in range(stages) if stage_map(s, ranks) == rank] for rank in range(ranks)]
-    left = [{Action(s, kind, m) for s in mine for kind in kinds for m in range(microbatches)} for mine in owned]
+    left = [
+        {Action(s, kind, m) for s in range(stages) if homes[s] == rank for kind in kinds for m in range(microbatches)}
+        for rank in range(ranks)
+    ]
     made = {Name("x", 0, m): 0.0 for m in range(microbatches)}
     clock, held = [0.0] * ranks, [0] * ranks
     rows: list[list[Action]] = [[] for _ in range(ranks)]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from minidist.schedule.program import Action, Program
+from minidist.schedule.program import Action, Program, check_counts
 
 Actions = Iterator[Action]
 
@@ -208,9 +208,7 @@ def build(name: str, ranks: int, microbatches: int, stages_per_rank: int = 1) ->
     if name not in SCHEDULES:
         raise ValueError(f"there is no schedule {name!r}: they are {', '.join(SCHEDULES)}")
     schedule = SCHEDULES[name]
-    for what, value in (("ranks", ranks), ("microbatches", microbatches), ("stages_per_rank", stages_per_rank)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{what}={value!r} must be a whole number from 1 on")
+    check_counts(ranks=ranks, microbatches=microbatches, stages_per_rank=stages_per_rank)
     if schedule.stages_per_rank not in (None, stages_per_rank):
         several = ": interleaved takes any number" if schedule.stages_per_rank == 1 else ", on the way down and up"
         raise ValueError(

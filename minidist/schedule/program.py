@@ -52,7 +52,7 @@ class Name(NamedTuple):
 
 
 def reads(action: Action, stages: int) -> list[Name]:
-    """The tensors an action needs. The last stage has the loss, and needs no gradient from elsewhere.
+    """The tensors an action needs. The last stage has the loss, and needs no gradient of others.
 
     >>> [str(name) for name in reads(Action(1, "B", 0), stages=4)]
     ['act[1, 0]', 'g[2, 0]']
@@ -76,6 +76,13 @@ def writes(action: Action, stages: int) -> list[Name]:
         return ([Name("x", stage + 1, m)] if stage + 1 < stages else []) + [Name("act", stage, m)]
     gradient = [Name("g", stage, m)] if stage > 0 and kind in "BI" else []
     return gradient + ([Name("wctx", stage, m)] if kind == "I" else [])
+
+
+def check_counts(**counts: int) -> None:
+    """Raise ValueError unless each is a whole number from 1 on."""
+    for name, value in counts.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name}={value!r} must be a whole number from 1 on")
 
 
 StageMap = Callable[[int, int], int]

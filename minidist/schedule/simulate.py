@@ -1,6 +1,7 @@
 """What a program does, computed from what its actions read and write: when, with which messages, or why not at all."""
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from minidist.schedule.program import KINDS, Action, Name, Program, reads, writes
@@ -39,39 +40,45 @@ def messages(program: Program) -> list[Message]:
     ]
 
 
-def simulate(program: Program, F: Cost = 1.0, I: Cost = 1.0, W: Cost = 1.0, comm: float = 0.0) -> Timeline:  # noqa: E741
-    """When every action runs, if each begins as soon as its rank is free and what it reads is there.
+def simulate(
+    program: Program,
+    F: Cost = 1.0,
+    I: Cost = 1.0,  # noqa: E741
+    W: Cost = 1.0,
+    comm: float = 0.0,
+) -> Timeline:
+    """When every action runs, if each begins as soon as its rank is free and what it reads is here.
 
-    F, I, W: seconds of a forward pass, an input gradient, a weight gradient; a full backward takes I + W. comm: seconds
-    from the end of an action until what it made is on another rank; sending keeps nobody busy.
+    F, I, W: seconds of a forward pass, an input gradient, a weight gradient; a full backward takes
+    I + W. comm: seconds from the end of an action until what it made is on another rank; sending
+    keeps nobody busy.
 
-    Raises: ValueError for a program that `validate` refuses, and for costs that are negative or not one for each stage.
+    Raises: ValueError for a program that `validate` refuses, and for costs that are negative or not
+    one for each stage.
 
     >>> from minidist.schedule.library import build
     >>> simulate(build("gpipe", ranks=4, microbatches=8)).makespan
     33.0
     """
     check_complete(program)
-    costs = {kind: _per_stage(kind, cost, program.stages) for kind, cost in (("F", F), ("I", I), ("W", W))}
+    given = {"F": F, "I": I, "W": W}
+    costs = {kind: _per_stage(kind, cost, program.stages) for kind, cost in given.items()}
     costs["B"] = [i + w for i, w in zip(costs["I"], costs["W"], strict=True)]
     if not comm >= 0:
         raise ValueError(f"comm={comm!r}: a message takes 0 seconds or more")
     clock = [0.0] * program.ranks
     made: dict[Name, tuple[float, int]] = {}  # when, and on which rank
     spans = []
-    for rank, action in runnable(program):
-        there = [at + (comm if home != rank else 0.0) for at, home in _inputs(action, program, made, rank)]
-        start = max([clock[rank], *there])
+    for rank, action, needed, written in runnable(program):
+        start = clock[rank]
+        for name in needed:
+            if name in made:  # data is there from the start
+                at, home = made[name]
+                start = max(start, at if home == rank else at + comm)
         clock[rank] = start + costs[action.kind][action.stage]
-        made.update(dict.fromkeys(writes(action, program.stages), (clock[rank], rank)))
+        made.update(dict.fromkeys(written, (clock[rank], rank)))
         spans.append(Span(rank, action, start, clock[rank]))
     return Timeline(spans, ranks=program.ranks, predicted=True)
-
-
-def _inputs(
-    action: Action, program: Program, made: Mapping[Name, tuple[float, int]], rank: int
-) -> list[tuple[float, int]]:
-    return [made.get(name, (0.0, rank)) for name in reads(action, program.stages)]  # data is there from the start
 
 
 def _per_stage(kind: str, cost: Cost, stages: int) -> list[float]:
@@ -81,27 +88,30 @@ def _per_stage(kind: str, cost: Cost, stages: int) -> list[float]:
     return values
 
 
-def runnable(program: Program) -> list[tuple[int, Action]]:
-    """(rank, action) in an order in which everything can run, sends never blocking.
+def runnable(program: Program) -> Iterator[tuple[int, Action, list[Name], list[Name]]]:
+    """(rank, action, what it reads, what it writes) in an order in which everything can run, sends never blocking.
 
     Raises: ValueError that says what each rank waits for, if some action never can.
     """
+    stages = program.stages
     made = {Name("x", 0, m) for m in range(program.microbatches)}
-    order: list[tuple[int, Action]] = []
     at = [0] * program.ranks
-    while sum(at) < sum(map(len, program)):
-        before = len(order)
+    needed = [reads(row[0], stages) for row in program]  # by what each rank stands at
+    moved = True
+    while moved:
+        moved = False
         for rank, row in enumerate(program):
-            while at[rank] < len(row) and made.issuperset(reads(row[at[rank]], program.stages)):
+            while at[rank] < len(row) and made.issuperset(needed[rank]):
                 action = row[at[rank]]
-                made.update(writes(action, program.stages))
-                order.append((rank, action))
+                made.update(written := writes(action, stages))
+                yield rank, action, needed[rank], written
                 at[rank] += 1
-        if len(order) == before:
-            stuck = [(r, row[i]) for r, (row, i) in enumerate(zip(program, at, strict=True)) if i < len(row)]
-            waits = [f"rank {r} at {a} for {_missing(a, program, made)}" for r, a in stuck]
-            raise ValueError(f"this program cannot go on: {'; '.join(waits)}")
-    return order
+                needed[rank] = reads(row[at[rank]], stages) if at[rank] < len(row) else []
+                moved = True
+    stuck = [(r, row[i]) for r, (row, i) in enumerate(zip(program, at, strict=True)) if i < len(row)]
+    if stuck:
+        waits = [f"rank {r} at {a} for {_missing(a, program, made)}" for r, a in stuck]
+        raise ValueError(f"this program cannot go on: {'; '.join(waits)}")
 
 
 def _missing(action: Action, program: Program, made: set[Name]) -> str:
@@ -116,6 +126,7 @@ def check_complete(program: Program) -> None:
     if empty := [rank for rank, row in enumerate(program) if not row]:
         raise ValueError(f"rank {empty[0]} has nothing to do: give every rank a stage, or take fewer ranks")
     seen: dict[Action, int] = {}
+    done: dict[tuple[int, int], set[str]] = {}  # kinds, by stage and micro-batch
     for rank, row in enumerate(program):
         for action in row:
             if action.kind not in KINDS or action.stage < 0 or action.microbatch < 0:
@@ -128,11 +139,12 @@ def check_complete(program: Program) -> None:
                     "stage has its weights on one rank"
                 )
             seen[action] = rank
+            done.setdefault((action.stage, action.microbatch), set()).add(action.kind)
     training = any(action.kind != "F" for action in seen)
+    legal = ({"F", "B"}, {"F", "I", "W"}) if training else ({"F"},)
     for stage in range(stages):
         for m in range(microbatches):
-            kinds = {kind for kind in KINDS if Action(stage, kind, m) in seen}
-            legal = ({"F", "B"}, {"F", "I", "W"}) if training else ({"F"},)
+            kinds = done.get((stage, m), set())
             if kinds not in legal:
                 has = ", ".join(f"{stage}{kind}{m}" for kind in KINDS if kind in kinds) or "nothing"
                 raise ValueError(
@@ -151,7 +163,7 @@ def validate(program: Program) -> Report:
     [False, True]
     """
     check_complete(program)
-    runnable(program)
+    deque(runnable(program), maxlen=0)
     return Report(tuple(messages(program)), not _runs_with_blocking_sends(program))
 
 

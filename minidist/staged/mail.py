@@ -64,20 +64,27 @@ def read_letter(letter: Tensor) -> tuple[Kind, ...]:
     return tuple(Kind(DTYPES[dtype], tuple(dims[:n]), bool(trained)) for dtype, trained, n, *dims in lines)
 
 
+class Routes:
+    """Where a rank's messages of a program go and come from: worked out once, for all its steps."""
+
+    def __init__(self, program: Program, rank: int) -> None:
+        mine = [message for message in messages(program) if rank in (message.src, message.dst)]
+        self.to = {message.tensor: message.dst for message in mine if message.src == rank}
+        self.source = {message.tensor: message.src for message in mine if message.dst == rank}
+        self.microbatches = program.microbatches
+
+
 class Mail:
     """One step's messages of one rank. known: what each message is like, where that is known already."""
 
-    def __init__(self, program: Program, comm: Comm, known: dict[Name, tuple[Kind, ...]], letters: bool) -> None:
+    def __init__(self, routes: Routes, comm: Comm, known: dict[Name, tuple[Kind, ...]], letters: bool) -> None:
         self.comm, self.known, self.letters = comm, known, letters
-        mine = [message for message in messages(program) if comm.rank in (message.src, message.dst)]
-        self.to = {message.tensor: message.dst for message in mine if message.src == comm.rank}
-        self.source = {message.tensor: message.src for message in mine if message.dst == comm.rank}
+        self.to, self.source, self.microbatches = routes.to, routes.source, routes.microbatches
         self.coming: dict[int, deque[Name]] = {}  # by rank, not posted yet
         for name, src in self.source.items():
             self.coming.setdefault(src, deque()).append(name)
         self.posted: dict[Name, list[Handle]] = {}
         self.sent: dict[Name, list[Handle]] = {}
-        self.microbatches = program.microbatches
         for src in self.coming:
             self._post_ahead(src)
 

@@ -13,11 +13,13 @@ class GPTStage(nn.Module):
     """Some consecutive blocks of a GPT, with the embedding before the first and the head after the last.
 
     Parameters keep the names they have in the whole model: a stage with blocks 2 and 3 has `blocks.2.attn.q.weight`.
+    tied: pairs of names, on the first and on the last stage, that are one parameter of the whole model.
     """
 
     def __init__(self, gpt: GPT, blocks: range, first: bool, last: bool) -> None:
         super().__init__()
         self.head_dim = gpt.config.head_dim
+        self.tied = [("embed.weight", "head.weight")] if gpt.config.tie else []
         self.embed = gpt.embed if first else None
         self.blocks = nn.ModuleDict({str(i): gpt.blocks[i] for i in blocks})
         self.norm = gpt.norm if last else None

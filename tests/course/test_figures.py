@@ -12,6 +12,7 @@ from matplotlib.text import Text
 mpl.use("Agg")
 
 from minidist import viz
+from minidist.schedule import build, simulate
 from minidist.timeline import Span, Timeline
 from minidist.viz import style
 from minidist.viz.explorers import arrival
@@ -46,6 +47,7 @@ STEP = Timeline(
     ],
     paced=True,
 )
+ZB_V = simulate(build("zb_v", 4, 8, stages_per_rank=2), 0.5, 0.5, 0.5)
 SIZES = [10**k for k in range(2, 9)]
 KEPT = {("bfloat16", "AdamW"): {0: {1: 16, 4: 16}, 3: {1: 16, 4: 4}}}
 SCALED = {
@@ -62,6 +64,8 @@ SCALED = {
     "memory, many chips": lambda: viz.memory(70e9, 8, "float32", "SGD"),
     "memory explorer": lambda: viz.memory_explorer(KEPT).figure(),
     "links": lambda: viz.links(),
+    "pipeline": lambda: viz.pipeline({"a": ZB_V, "b": simulate(build("gpipe", 2, 3))}, unit="ms"),
+    "pipeline explorer": lambda: viz.pipeline_explorer().figure(),
     "layer_times": lambda: viz.layer_times({"a": (1, 2), "b": (1, 0, 3)}, "A layer", paced=True),
 }
 PICTURES = {
@@ -80,7 +84,7 @@ def faults(fig, scaled):
     """What is wrong with a figure: unlabelled axes, no word on where the numbers come from, text outside of it."""
     wrong = []
     axes = [ax for ax in fig.axes if ax.get_visible()]
-    if scaled:
+    if scaled and not any(text.get_text().startswith("Refused") for ax in axes for text in ax.texts):
         # Timelines share one axis of time, labelled once, and their y axis names the ranks.
         if not axes[-1].get_xlabel():
             wrong.append("no label on the x axis")
@@ -232,6 +236,37 @@ def test_layer_times_draws_the_seconds_it_is_given():
     assert [text.get_text() for text in ax.texts] == ["3 s, 67% in sums", "4 s"]
 
 
+def test_pipeline_draws_every_action_where_it_runs():
+    ax = viz.pipeline({"a": ZB_V}, unit="ms").axes[0]
+    drawn = set()
+    for boxes in ax.collections:
+        for path, colour in zip(boxes.get_paths(), boxes.get_facecolors(), strict=True):
+            low, high = path.get_extents().min, path.get_extents().max
+            drawn.add(
+                (-round(float(low[1] + high[1]) / 2), round(float(low[0])), round(float(high[0])), to_hex(colour))
+            )
+    idle = {(rank, 0, 25500, style.FAINT.lower()) for rank in range(4)}
+    shown = {(rank, start, end) for rank, start, end, _ in drawn - idle}
+    assert shown == {(span.rank, round(span.start * 1e3), round(span.end * 1e3)) for span in ZB_V.spans}
+    # rank 0: stage 0 in full colours, stage 7 paler
+    assert {colour.upper() for rank, start, _, colour in drawn if (rank, start) == (0, 0)} == {style.SKY, style.FAINT}
+    numbers = [text.get_text() for text in ax.texts]
+    assert sorted(numbers) == sorted(str(span.action.microbatch) for span in ZB_V.spans)
+
+
+def test_pipeline_explorer_counts_and_refuses():
+    grid, held, rates = viz.pipeline_explorer().figure(schedule="zb_h2").axes
+    assert "takes 27, a micro-batch alone 12; 48 messages" in grid.get_title(loc="left")
+    assert [text.get_text() for text in held.get_legend().get_texts()] == ["rank 0: at most 7", "rank 3: at most 7"]
+    assert [text.get_text() for text in rates.texts] == ["11.1%", "0.0%"]
+    of_a_rank = viz.pipeline_explorer().figure(**{"schedule": "interleaved", "stages a rank": 2}).axes[1]
+    assert of_a_rank.get_legend().get_texts()[0].get_text() == "rank 0: at most 5.5"  # 11 stage inputs, 2 stages
+    (refused,) = viz.pipeline_explorer().figure(**{"schedule": "interleaved", "micro batches": 7}).axes
+    assert "7 is no multiple of 4" in " ".join(refused.texts[0].get_text().split())
+    with pytest.raises(ValueError, match="no timeline to draw"):
+        viz.pipeline({})
+
+
 def test_show_reads_the_file_itself():
     shown = viz.show(viz.beside)
     assert shown.file == "minidist/viz/charts.py"
@@ -262,6 +297,7 @@ EXPLORERS = {
     "memory": lambda: viz.memory_explorer(KEPT),
     "cut": viz.cut_explorer,
     "links": viz.links_explorer,
+    "pipeline": viz.pipeline_explorer,
 }
 WITHOUT_SCALES = ("ring", "cut")
 

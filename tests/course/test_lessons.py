@@ -50,6 +50,12 @@ CONCEPTS = {
         "two all-reduces per layer and direction; conjugate pairs; vocabulary-parallel loss; "
         "sequence parallel moves the same bytes; why inside one machine"
     ),
+    "06_pipeline_parallelism": (
+        "stage, micro-batch, bubble; (P-1)/(M+P-1); loss scaling; tied embeddings; 1F1B saves memory, not bubble; "
+        "interleaving divides the bubble and multiplies messages; splitting backward; "
+        "zero bubble, and under which assumptions; micro-batches against arithmetic efficiency; "
+        "send order and deadlock"
+    ),
 }
 NUMBER_OF_CONCEPTS = {
     "00_start": "Six",
@@ -57,6 +63,7 @@ NUMBER_OF_CONCEPTS = {
     "03_data_parallelism": "Ten",
     "04_zero": "Twelve",
     "05_tensor_parallelism": "Nine",
+    "06_pipeline_parallelism": "Ten",
 }
 
 # Cells that questions, cards and other pages point to, and how each lesson proves its main claim.
@@ -77,6 +84,11 @@ TAGS = {
     "05_tensor_parallelism": (
         "too-large column-split row-split pair-one-sum rows-first heads-alone heads-refused count-sums ways-back "
         "gradients-equal same-dropout vocab-loss same-bytes activations paced-layers figure-paced figure-links"
+    ),
+    "06_pipeline_parallelism": (
+        "cut-stages naive-grid microbatches-grid bubble-formula gradients-equal loss-scale tied-embedding paced-run "
+        "memory-1f1b interleaved-run interleaved-messages split-backward zero-bubble zb-assumptions explore-bubble "
+        "measure-costs predicted-measured blocking-hang arithmetic-efficiency own-wrong own-schedule"
     ),
 }
 ORDER = (
@@ -396,6 +408,36 @@ def test_lesson_05_shows_what_it_claims(ran):
     ):
         assert measured == formula
     assert printed(notebook, "same-bytes").count("196,608 bytes") == 6  # forward twice, backward once, each twice
+
+
+@pytest.mark.slow
+def test_lesson_06_shows_what_it_claims(ran):
+    notebook = ran[0]["06_pipeline_parallelism"]
+    for simulated, formula in re.findall(r"([\d.]+)%/ *([\d.]+)%", printed(notebook, "bubble-formula")):
+        assert simulated == formula
+    assert float(re.search(r"gradient: ([\d.e+-]+)", printed(notebook, "gradients-equal"))[1]) < 1e-12
+    off = [float(x) for x in re.findall(r"off by ([\d.e+-]+)", printed(notebook, "loss-scale"))]
+    assert max(off[2:]) < 1e-12 < 0.1 < min(off[:2])
+    apart, same = re.findall(r"are +([\d.]+)% apart, the first is +([\d.]+)% off", printed(notebook, "tied-embedding"))
+    assert min(map(float, apart)) > 10
+    assert same == ("0.0", "0.0")
+    assert re.findall(r"measured (\[.*?\]), simulated (\[.*?\])", printed(notebook, "memory-1f1b")) == [
+        ("[8, 8, 8, 8]",) * 2,
+        ("[4, 3, 2, 1]",) * 2,
+    ]
+    rows = re.findall(r"(\w+) +(\d+) ms +(\d+) ms +([\d.]+)", printed(notebook, "predicted-measured"))
+    assert [name for name, *_ in rows] == ["gpipe", "1f1b", "zb_h1", "zb_h2"]
+    ratios = {name: float(ratio) for name, *_, ratio in rows}
+    assert all(0.7 < ratio < 1.45 for ratio in ratios.values()), ratios  # within 15 % on a quiet machine
+    hang = printed(notebook, "blocking-hang")
+    assert hang.count("runs to its end") == 2
+    assert "1f1b, sends wait: \ndeadlock" in hang
+    assert hang.count("waits in send") == 2
+    assert re.findall(r"refused: (micro-batch 3|this program cannot go on)", printed(notebook, "own-wrong")) == [
+        "micro-batch 3",
+        "this program cannot go on",
+    ]
+    assert float(re.search(r"up to ([\d.e+-]+)", printed(notebook, "own-schedule"))[1]) < 1e-12
 
 
 @pytest.mark.slow

@@ -280,3 +280,213 @@ def test_a_bfloat16_weight_forgets_the_steps_that_the_questions_name():
             wide += step
         assert narrow.item() == weight
         assert wide.item() == pytest.approx(weight + 20 * names["gap"], rel=1e-3)
+
+
+# ---- pipelines -------------------------------------------------------------------------------------------------------
+
+schedule = md.schedule
+
+
+def right_options(question_id):
+    """Each draw of a choice or several: its values, and the texts of the right options."""
+    question = BANK.question(question_id)
+    for filled in (Filled(question, draw) for draw in all_draws(question)):
+        yield filled.names, [entry.part.text for entry in entries(filled) if entry.part.right]
+
+
+def test_steps_of_pipelines_are_as_long_as_simulated():
+    for names, ms in every_draw("step-of-a-pipeline-here"):
+        forward, half = names["forward_ms"], names["backward_ms"] / 2
+        for name in ("gpipe", "1f1b"):
+            program = schedule.build(name, names["ranks"], names["micro_batches"])
+            assert ms == schedule.simulate(program, forward, half, half).makespan
+    for names, ms in every_draw("interleaved-step-here"):
+        forward, half = names["forward_ms"], names["backward_ms"] / 2
+        program = schedule.build("interleaved", names["ranks"], names["micro_batches"], names["stages"])
+        assert ms == schedule.simulate(program, forward, half, half).makespan
+        whole = schedule.simulate(
+            schedule.build("gpipe", names["ranks"], names["micro_batches"]), 2 * forward, 2 * half, 2 * half
+        )
+        assert whole.makespan == names["work_ms"] + names["stages"] * names["idle_ms"]  # the first prediction's
+    for names, ms in every_draw("step-of-zb-h1"):
+        each = [names["each_ms"]] * 3
+        program = schedule.build("zb_h1", names["ranks"], names["micro_batches"])
+        assert ms == schedule.simulate(program, *each).makespan
+        plain = schedule.simulate(schedule.build("1f1b", names["ranks"], names["micro_batches"]), *each)
+        assert plain.makespan == names["work_ms"] + names["idle_ms"]
+    for names, best in every_draw("best-of-five"):
+        steps = {
+            m: schedule.simulate(schedule.build("1f1b", names["ranks"], m), *[2 + names["batch"] / m] * 3).makespan
+            for m in (4, 8, 16, 32, 64)
+        }
+        assert best == min(steps, key=steps.__getitem__)
+        assert [names[f"t{m}"] for m in steps] == pytest.approx(list(steps.values()))
+
+
+def test_idle_shares_are_those_of_the_simulator():
+    for names, percent in every_draw("idle-percent"):
+        program = schedule.build("1f1b", names["ranks"], names["micro_batches"])
+        assert percent == pytest.approx(100 * schedule.simulate(program, 1, 0.7, 1.6).bubble)
+    for names, least in every_draw("micro-batches-for-a-bubble"):
+        share = lambda m, ranks=names["ranks"]: 100 * schedule.simulate(schedule.build("1f1b", ranks, m)).bubble
+        assert share(round(least)) == pytest.approx(names["percent"])
+        assert share(round(least) - 1) > names["percent"]
+    for names, _ in right_options("what-zero-means"):
+        timeline = schedule.simulate(schedule.build("zb_h2", names["ranks"], 2 * names["ranks"]))
+        assert names["share"] == pytest.approx(100 * timeline.bubble)
+        assert timeline.bubble_rate == pytest.approx(0)
+    for names, _ in right_options("more-and-smaller"):
+        shares = [schedule.simulate(schedule.build("1f1b", 4, m)).bubble for m in (8, names["batch"])]
+        assert [100 * share for share in shares] == pytest.approx([27.27, names["most"]], rel=1e-3)
+
+
+def test_when_actions_of_gpipe_begin():
+    for names, rows in every_draw("when-it-begins"):
+        timeline = schedule.simulate(schedule.build("gpipe", 3, names["micro_batches"]))
+        start = {str(span.action): span.start for span in timeline.spans}
+        assert rows == [f"{s:g}" for s in (start["2F3"], start["2B0"], start["0B0"], timeline.makespan)]
+
+
+def test_what_ranks_hold_is_what_the_simulator_counts():
+    def held(name, names, stages_per_rank=1):
+        program = schedule.build(name, names["ranks"], names["micro_batches"], stages_per_rank)
+        return schedule.simulate(program).peak_in_flight
+
+    for names, rows in every_draw("held-at-once"):
+        gpipe, one = held("gpipe", names), held("1f1b", names)
+        assert rows == [str(most) for most in (gpipe[0], gpipe[-1], one[0], one[1], one[-1])]
+    for names, gb in every_draw("gigabytes-of-1f1b"):
+        assert gb == held("1f1b", names)[names["rank"]] * names["gb"]
+    for names, right in right_options("schedule-that-fits"):
+        ranks, m = names["ranks"], names["micro_batches"]
+        options = {
+            "GPipe": ("gpipe", 1),
+            "1F1B": ("1f1b", 1),
+            "interleaved 1F1B, two stages a rank": ("interleaved", 2),
+            "ZB-H2": ("zb_h2", 1),
+        }
+        fitting = {}
+        for text, (name, v) in options.items():
+            timeline = schedule.simulate(schedule.build(name, ranks, m, v), *[1 / v] * 3)
+            if max(timeline.peak_in_flight) / v <= names["room"]:
+                fitting[text] = 100 * timeline.bubble
+        assert right == [min(fitting, key=fitting.__getitem__)]
+        assert [fitting["1F1B"], fitting[right[0]]] == pytest.approx([names["long"], names["short"]])
+        assert max(held("interleaved", names, 2)) == 3 * ranks - 1
+        assert max(held("zb_h2", names)) == 2 * ranks - 1
+    for names, _ in right_options("twice-the-stages"):
+        program = schedule.build("interleaved", names["ranks"], 2 * names["ranks"], 2)
+        assert max(schedule.simulate(program).peak_in_flight) == 3 * names["ranks"] - 1
+
+
+def test_messages_of_pipelines():
+    for names, count in every_draw("messages-of-a-step"):
+        program = schedule.build("interleaved", names["ranks"], names["micro_batches"], names["stages"])
+        assert count == len(schedule.messages(program))
+
+
+def test_programs_in_questions_read_as_told():
+    question = BANK.question("actions-of-1f1b")
+    items = [entry.part.text for entry in entries(Filled(question, {}))]
+    assert [f"0{item.replace(' ', '')}" for item in items] == [str(a) for a in schedule.build("1f1b", 2, 3)[0]]
+    for _, rows in every_draw("how-a-rank-begins"):
+        assert rows == ["zero bubble, ZB-H1", "GPipe", "interleaved 1F1B", "1F1B"]
+
+
+def program_in(question_id, **draw):
+    """The program in the stem of a question."""
+    question = BANK.question(question_id)
+    stem = Filled(question, draw).text("stem", question.stem)
+    return schedule.parse("\n".join(line.split(":")[1] for line in stem.splitlines() if line.startswith("    rank")))
+
+
+def test_programs_in_questions_stop_where_the_right_options_say():
+    for names, right in right_options("cannot-go-on"):
+        assert right == ["rank 0 stops before 0B0, rank 1 before 1F1"]
+        with pytest.raises(ValueError, match=r"cannot go on: rank 0 at 0B0 for .*; rank 1 at 1F1 for"):
+            schedule.validate(program_in("cannot-go-on", more=names["more"]))
+    for names, _ in right_options("a-missing-half"):
+        m = names["m"]
+        with pytest.raises(ValueError, match=f"micro-batch {m} at stage 1 has 1F{m}, 1I{m}: it needs"):
+            schedule.validate(program_in("a-missing-half", m=m))
+
+
+def test_a_missing_w_goes_unnoticed_where_nobody_looks():
+    for m in (0, 1):
+        rows = md.launch(_without_looking, ranks=2, args=(program_in("a-missing-half", m=m), m))
+        assert rows == [True, True]
+
+
+def _without_looking(world, program, missing):
+    """Whether this rank's gradients are what the right option says: of both micro-batches, or on rank 1 of one."""
+    from minidist.parallel import pipeline
+
+    pipeline.validate = lambda program: None
+    torch.manual_seed(0)
+    stages = [torch.nn.Linear(3, 3, bias=False) for _ in range(2)]
+    x, targets = torch.randn(2, 3), torch.randn(2, 3)
+    loss_fn = lambda out, target: ((out - target) ** 2).sum(-1).mean()
+    loss = md.PipelineParallel([stages[world.rank]], program, world, loss_fn).step(x, targets)
+    found = stages[world.rank].weight.grad.clone()
+    outs = torch.nn.Sequential(*stages)(x)
+    losses = [loss_fn(outs[m : m + 1], targets[m : m + 1]) / 2 for m in (0, 1)]
+    counted = sum(losses) if world.rank == 0 else losses[1 - missing]
+    expected = torch.autograd.grad(counted, stages[world.rank].weight, retain_graph=True)[0]
+    return torch.allclose(found, expected) and abs(loss - sum(losses).item()) < 1e-6
+
+
+def test_which_programs_hang_with_blocking_sends():
+    for names, right in right_options("which-would-hang"):
+        ranks, many = names["ranks"], 2 * names["ranks"]
+        programs = {
+            f"GPipe, {many} micro-batches": schedule.build("gpipe", ranks, many),
+            f"1F1B, {many} micro-batches": schedule.build("1f1b", ranks, many),
+            "1F1B, a single micro-batch": schedule.build("1f1b", ranks, 1),
+            f"ZB-H1, {many} micro-batches": schedule.build("zb_h1", ranks, many),
+            "the forward passes of 1F1B alone, for evaluation": schedule.build("1f1b", ranks, many).forward(),
+        }
+        hang = {text for text, program in programs.items() if schedule.validate(program).blocking_hangs}
+        assert hang == set(right)
+
+
+def test_what_two_ranks_stand_at_when_sends_block():
+    """C23, step by step: a send and its receive happen together, when both ranks stand at them."""
+    words = {("send", "x"): "sends the output", ("send", "g"): "sends the gradient"}
+    words |= {("recv", "x"): "receives the output", ("recv", "g"): "receives the gradient"}
+    say = lambda step: f"{words[step.kind, step.message.tensor.role]} of micro-batch {step.message.tensor.microbatch}"
+    for names, rows in every_draw("where-they-stand"):
+        program = schedule.build("1f1b", 2, names["micro_batches"])
+        left = [[step for step in row if hasattr(step, "message")] for row in schedule.lower(program)]
+        while left[0][0].message == left[1][0].message:
+            left = [row[1:] for row in left]
+        assert rows == [say(left[0][0]), say(left[1][0]), say(left[0][1]), say(left[1][1])]
+
+
+def test_what_brings_idle_time_back_to_zb_h2():
+    for names, right in right_options("idle-again"):
+        ranks, m = names["ranks"], 3 * names["ranks"]
+        zb = lambda m=m, ranks=ranks, **costs: schedule.simulate(schedule.build("zb_h2", ranks, m), **costs)
+        assert zb().bubble_rate == pytest.approx(0)
+        assert max(zb().peak_in_flight) == 2 * ranks - 1
+        idle = {
+            "W takes half as long as F and I": zb(W=0.5).bubble_rate,
+            "a message takes a fifth of F": zb(comm=0.2).bubble_rate,
+            "F, I and W all take twice as long": zb(F=2, I=2, W=2).bubble_rate,
+            "there are twice as many micro-batches": zb(m=2 * m).bubble_rate,
+            "before it changes any weight, the optimizer needs the norm of all gradients": zb().bubble,
+            f"a rank has room for {ranks} micro-batches only": schedule.simulate(
+                schedule.greedy(ranks, m, limit=lambda rank, ranks=ranks: ranks, split=True)
+            ).bubble_rate,
+        }
+        assert {text for text, share in idle.items() if share > 1e-9} == set(right)
+
+
+def test_what_a_batch_and_a_tied_parameter_come_to():
+    for names, loss in every_draw("loss-of-the-batch"):
+        few, many = names["few"], names["many"]
+        assert loss == pytest.approx(torch.tensor([5.0] * few + [3.0] * many).mean().item())
+    for names, weight in every_draw("weight-after-a-step"):
+        w = torch.tensor(2.0, requires_grad=True)
+        (names["first"] * w + names["last"] * w).backward()
+        md.SGD([w], lr=0.1).step()
+        assert weight == pytest.approx(w.item())

@@ -27,7 +27,7 @@ def text(rows, seed=0):
 def pipelined(world, program, gpt, costs=None):
     stages = md.split_stages(gpt, program.stages, costs)
     mine = [stages[s] for s in program.stages_of(world.rank)]
-    return md.PipelineParallel(mine, program, world, mean, tied=[("embed.weight", "head.weight")])
+    return md.PipelineParallel(mine, program, world, mean)
 
 
 # ---- a GPT -----------------------------------------------------------------------------------------------------------

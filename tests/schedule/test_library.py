@@ -142,6 +142,23 @@ def test_greedy_makes_a_vee_that_is_split():
     assert max(simulate(program).peak_in_flight) <= 8
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"ranks": 0}, "ranks=0 must be a whole number from 1 on"),
+        ({"microbatches": 2.0}, "microbatches=2.0 must be a whole number from 1 on"),
+        ({"stages_per_rank": -1}, "stages_per_rank=-1 must be"),
+        ({"I": -1.0}, "must be seconds, 0 or more"),
+        ({"W": float("nan")}, "must be seconds, 0 or more"),
+        ({"stage_map": lambda stage, ranks: 0}, r"puts stages 0 to 1 on ranks \[0, 0\]: each of 2 ranks needs one"),
+        ({"stage_map": lambda stage, ranks: stage + 1}, r"on ranks \[1, 2\]: each of 2 ranks needs one"),
+    ],
+)
+def test_greedy_refuses(options, words):
+    with pytest.raises(ValueError, match=words):
+        schedule.greedy(**{"ranks": 2, "microbatches": 2, **options})
+
+
 def test_greedy_says_when_its_limit_stops_it():
     with pytest.raises(ValueError, match="raise the limit"):
         schedule.greedy(2, 2, limit=lambda rank: 0)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import minidist as md
 from minidist import schedule
 from minidist.schedule import Action, Program, build, parse, simulate, validate
 from minidist.schedule.layers import split_layers
@@ -127,3 +128,36 @@ def test_layers_are_divided_by_cost(costs, stages):
 def test_the_30_layers_that_a_floor_would_lose():
     assert [len(part) for part in split_layers(30, 4)] == [8, 8, 7, 7]
     assert schedule.loop(5, 4) == 1
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "zb_h1", "zb_v"])
+def test_costs_of_a_run_simulate_to_that_run(name):
+    per_rank = 2 if name in ("interleaved", "zb_v") else 1
+    program, stages = build(name, 4, 8, per_rank), 4 * per_rank
+    given = {"F": [1.0 + s for s in range(stages)], "I": [2.0 + s for s in range(stages)], "W": [0.5] * stages}
+    run = simulate(program, **given, comm=0.25)
+    found = schedule.costs(run)
+    if not name.startswith("zb"):
+        given |= {"I": [i + 0.5 for i in given["I"]], "W": [0.0] * stages}
+    assert all(found[kind] == pytest.approx(given[kind]) for kind in "FIW")
+    assert simulate(program, **found, comm=0.25).makespan == pytest.approx(run.makespan)
+
+
+def test_costs_of_a_run_are_what_it_was_simulated_with():
+    rounded = lambda found: {kind: [round(seconds, 9) for seconds in each] for kind, each in found.items()}
+    seconds = {"F": [1.0, 2.0, 3.0, 4.0], "I": [2.0, 1.0, 4.0, 3.0], "W": [0.5, 1.5, 2.5, 3.5]}
+    run = simulate(build("zb_h1", ranks=4, microbatches=8), **seconds, comm=0.3)
+    assert rounded(schedule.costs(run)) == seconds
+    whole = schedule.costs(simulate(build("1f1b", ranks=4, microbatches=8), **seconds))
+    assert whole["I"] == pytest.approx([2.5, 2.5, 6.5, 6.5])
+    assert whole["W"] == [0, 0, 0, 0]
+    mixed = simulate(build("dualpipe_v", ranks=2, microbatches=6, stages_per_rank=2), **seconds)
+    assert rounded(schedule.costs(mixed)) == seconds  # some backward passes whole, some split
+    slow = md.Timeline([*run.spans, md.Span(0, Action(0, "F", 8), 100, 200)], ranks=4, predicted=True)
+    assert rounded(schedule.costs(slow)) == seconds  # one that was held up says little
+    by_rank = [md.Timeline(run.lane(rank), ranks=[rank]) for rank in range(4)]
+    assert rounded(schedule.costs(by_rank)) == seconds
+    with pytest.raises(ValueError, match="stage 0 is not in these timelines: give those of all ranks"):
+        schedule.costs(by_rank[2])
+    with pytest.raises(ValueError, match="no action of a pipeline"):
+        schedule.costs(md.Timeline([md.Span(0, "forward 1", 0, 1)]))

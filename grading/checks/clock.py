@@ -11,7 +11,6 @@ from grading.checks.programs import text_of
 from grading.exercise import Case, Finding
 from grading.ranks.run import Run
 from minidist.schedule import Action, Name, Program
-from minidist.schedule.simulate import runnable
 
 Times = dict[str, float]
 
@@ -94,7 +93,8 @@ def times(program: Program, seconds: Mapping[str, float], delay: float = 0.0, ru
     made: dict[Name, tuple[float, int, int]] = {}
     read_by = {n: r for r, row in enumerate(program) for a in row for n in md.schedule.reads(a, program.stages)}
     found: Times = {}
-    for rank, action in runnable(program):
+    for span in md.schedule.simulate(program).spans:  # each after all that it waits for
+        rank, action = span.rank, span.action
         length, there = rule.price(seconds[str(action)]), []
         for name in md.schedule.reads(action, program.stages):
             if name in made:  # else it is data

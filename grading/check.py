@@ -21,7 +21,7 @@ from grading.ranks.run import Job, Run
 from grading.report import Report, Result
 from grading.text import in_full, shell
 
-ASSIGNMENTS = ("ps02", "ps03", "ps04", "ps05")
+ASSIGNMENTS = ("ps02", "ps03", "ps04", "ps05", "ps06")
 HINTS = Path(__file__).parent / "hints"
 
 

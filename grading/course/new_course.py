@@ -42,6 +42,11 @@ late_penalty = 0.1
 test_attempts = 3
 late_days = 2
 late_penalty = 0.1
+
+[assignments.ps06]
+test_attempts = 3
+late_days = 2
+late_penalty = 0.1
 """,
     "roster.csv": "id,first_name,last_name,email,also\n",
     "extensions.csv": "learner,assignment,days,reason\n",

@@ -6,28 +6,38 @@ answer.
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A wrong solution of `exercise`: it loses `criterion`, and the report names `mistake`."""
+    """A wrong solution of `exercise`: it loses `criterion`, and the report names `mistake`.
+
+    also: criteria that this mistake cannot but lose as well, such as the time of a program that it makes slower.
+    """
 
     exercise: str
     criterion: str
     mistake: str
     function: Callable[..., Any]
+    also: tuple[str, ...] = ()
+
+    def loses(self, criteria: Sequence[str]) -> list[str]:
+        """Which of its exercise's criteria it loses: all of them, where it loses the first."""
+        return [each for each in criteria if self.criterion == criteria[0] or each in (self.criterion, *self.also)]
 
     @property
     def name(self) -> str:
         return f"{self.exercise} {self.criterion}: {self.function.__name__}"
 
 
-def mutant(exercise: str, criterion: str, mistake: str) -> Callable[[Callable[..., Any]], Mutant]:
+def mutant(
+    exercise: str, criterion: str, mistake: str, also: tuple[str, ...] = ()
+) -> Callable[[Callable[..., Any]], Mutant]:
     """Make a function a mutant."""
-    return lambda function: Mutant(exercise, criterion, mistake, function)
+    return lambda function: Mutant(exercise, criterion, mistake, function, also)
 
 
 def mutants(assignment: str = "") -> list[Mutant]:

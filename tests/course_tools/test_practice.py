@@ -45,6 +45,7 @@ def test_the_assignments_are_handed_out_without_a_line_of_their_solutions():
         "practice_ps03_data_parallelism.ipynb",
         "practice_ps04_zero.ipynb",
         "practice_ps05_tensor_parallelism.ipynb",
+        "practice_ps06_pipeline_parallelism.ipynb",
     ]
     for path in ASSIGNMENTS.glob("*.py"):
         cells = ["".join(cell["source"]) for cell in json.loads(made[f"practice_{path.stem}.ipynb"])["cells"]]

@@ -1,0 +1,1 @@
+"""Mutants of assignment 06, one file for each exercise."""

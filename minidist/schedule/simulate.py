@@ -67,17 +67,21 @@ def simulate(
     if not comm >= 0:
         raise ValueError(f"comm={comm!r}: a message takes 0 seconds or more")
     clock = [0.0] * program.ranks
-    made: dict[Name, tuple[float, int]] = {}  # when, and on which rank
+    made: dict[Name, tuple[float, int]] = {}  # when, and on which rank, until it is read
     spans = []
     for rank, action, needed, written in runnable(program):
         start = clock[rank]
         for name in needed:
             if name in made:  # data is there from the start
-                at, home = made[name]
-                start = max(start, at if home == rank else at + comm)
-        clock[rank] = start + costs[action.kind][action.stage]
-        made.update(dict.fromkeys(written, (clock[rank], rank)))
-        spans.append(Span(rank, action, start, clock[rank]))
+                at, home = made.pop(name)
+                there = at if home == rank else at + comm
+                if there > start:
+                    start = there
+        stage, kind, _ = action
+        clock[rank] = end = start + costs[kind][stage]
+        for name in written:
+            made[name] = end, rank
+        spans.append(Span(rank, action, start, end))
     return Timeline(spans, ranks=program.ranks, predicted=True)
 
 
@@ -96,18 +100,19 @@ def runnable(program: Program) -> Iterator[tuple[int, Action, list[Name], list[N
     stages = program.stages
     made = {Name("x", 0, m) for m in range(program.microbatches)}
     at = [0] * program.ranks
-    needed = [reads(row[0], stages) for row in program]  # by what each rank stands at
     moved = True
     while moved:
         moved = False
         for rank, row in enumerate(program):
-            while at[rank] < len(row) and made.issuperset(needed[rank]):
-                action = row[at[rank]]
+            i = at[rank]
+            while i < len(row) and made.issuperset(needed := reads(row[i], stages)):
+                action = row[i]
+                made.difference_update(needed)  # nobody else reads it
                 made.update(written := writes(action, stages))
-                yield rank, action, needed[rank], written
-                at[rank] += 1
-                needed[rank] = reads(row[at[rank]], stages) if at[rank] < len(row) else []
-                moved = True
+                yield rank, action, needed, written
+                i += 1
+            moved |= i > at[rank]
+            at[rank] = i
     stuck = [(r, row[i]) for r, (row, i) in enumerate(zip(program, at, strict=True)) if i < len(row)]
     if stuck:
         waits = [f"rank {r} at {a} for {_missing(a, program, made)}" for r, a in stuck]
@@ -125,26 +130,27 @@ def check_complete(program: Program) -> None:
     stages, microbatches = program.stages, program.microbatches
     if empty := [rank for rank, row in enumerate(program) if not row]:
         raise ValueError(f"rank {empty[0]} has nothing to do: give every rank a stage, or take fewer ranks")
-    seen: dict[Action, int] = {}
-    done: dict[tuple[int, int], set[str]] = {}  # kinds, by stage and micro-batch
+    homes = program.homes
+    done: dict[tuple[int, int], dict[str, int]] = {}  # (stage, micro-batch) -> {kind: rank}
     for rank, row in enumerate(program):
         for action in row:
-            if action.kind not in KINDS or action.stage < 0 or action.microbatch < 0:
+            stage, kind, m = action
+            if kind not in KINDS or stage < 0 or m < 0:
                 raise ValueError(f"rank {rank}: {action} is no action: kinds are {', '.join(KINDS)}")
-            if action in seen:
-                raise ValueError(f"{action} is done twice, on rank {seen[action]} and on rank {rank}")
-            if program.homes[action.stage] != rank:
+            found = done.setdefault((stage, m), {})
+            if kind in found:
+                raise ValueError(f"{action} is done twice, on rank {found[kind]} and on rank {rank}")
+            if homes[stage] != rank:
                 raise ValueError(
-                    f"{action} is on rank {rank}, and stage {action.stage} on rank {program.homes[action.stage]}: a "
-                    "stage has its weights on one rank"
+                    f"{action} is on rank {rank}, and stage {stage} on rank {homes[stage]}: a stage has its weights "
+                    "on one rank"
                 )
-            seen[action] = rank
-            done.setdefault((action.stage, action.microbatch), set()).add(action.kind)
-    training = any(action.kind != "F" for action in seen)
+            found[kind] = rank
+    training = any(kind != "F" for kinds in done.values() for kind in kinds)
     legal = ({"F", "B"}, {"F", "I", "W"}) if training else ({"F"},)
     for stage in range(stages):
         for m in range(microbatches):
-            kinds = done.get((stage, m), set())
+            kinds = done.get((stage, m), {}).keys()
             if kinds not in legal:
                 has = ", ".join(f"{stage}{kind}{m}" for kind in KINDS if kind in kinds) or "nothing"
                 raise ValueError(

@@ -32,7 +32,7 @@ class Pipelining:
 
 LAPTOP = md.GPTConfig(layers=8, dim=128, heads=4, vocab=256, seq=64, tie=False)
 TINY = md.GPTConfig(layers=4, dim=16, heads=2, vocab=256, seq=16, tie=False)
-FULL = Pipelining(LAPTOP, batch=32, microbatches=8, rounds=20)
+FULL = Pipelining(LAPTOP, batch=32, microbatches=8, rounds=40)
 QUICK = Pipelining(TINY, batch=4, microbatches=4, rounds=4)
 
 SCHEDULES = {"gpipe": (1, ScheduleGPipe), "1f1b": (1, Schedule1F1B), "interleaved": (2, ScheduleInterleaved1F1B)}

@@ -347,8 +347,8 @@ figure = viz.pipeline(
 reveal("step-of-a-pipeline-here", figure)
 
 # %% [markdown]
-# White numbers are micro-batches. What the ranks need beyond the simulated time is this computer's own: four processes
-# share its cores.
+# The numbers in the boxes are micro-batches. What the ranks need beyond the simulated time is this computer's own: four
+# processes share its cores.
 #
 # ## Sitting 2: Other orders (25 minutes)
 #

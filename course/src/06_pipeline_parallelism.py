@@ -38,13 +38,13 @@ review("06")
 
 # %% [markdown]
 # Before anything runs, commit to a number. The prediction is about this model, its eight layers cut into four stages of
-# two, and a batch in eight parts, the **micro-batches**. The run will be *paced*: a stage takes 20 ms to go forward with
-# a micro-batch and 40 ms to go back, whatever this computer could do, and a message takes almost nothing.
+# two, and a batch in eight parts, the **micro-batches**. The run will be *paced*: a stage takes 40 ms to go forward with
+# a micro-batch and 80 ms to go back, whatever this computer could do, and a message takes almost nothing.
 
 # %% tags=["the-model"]
 CONFIG = md.GPTConfig(layers=8, dim=64, heads=4, seq=32, tie=False)
 BATCH, RANKS, MICRO_BATCHES = 16, 4, 8
-FORWARD_S, BACKWARD_S = 0.020, 0.040  # of a micro-batch, two layers, in paced runs
+FORWARD_S, BACKWARD_S = 0.040, 0.080  # of a micro-batch, two layers, in paced runs
 text = md.stdlib_tokens(seed=0, seq=CONFIG.seq, batch=BATCH)
 print(f"{CONFIG.layers} layers of width {CONFIG.dim} on {RANKS} ranks")
 print(f"{BATCH} sequences of {CONFIG.seq} tokens in {MICRO_BATCHES} micro-batches")
@@ -72,7 +72,7 @@ for number, stage in enumerate(stages):
     )
 message = 4 * BATCH * CONFIG.seq * CONFIG.dim
 print(f"between two stages, for the whole batch: {message:,} bytes forward, and back")
-sums = 2 * (2 * CONFIG.layers + 1) * md.cost.bytes_sent("all_reduce", message, RANKS)
+sums = (4 * CONFIG.layers + 2) * md.cost.bytes_sent("all_reduce", message, RANKS)
 print(f"with every layer cut instead, a rank sends {sums:,} bytes a step: ", end="")
 print(f"{sums / 2 / message:.0f} times as many as a rank in the middle here")
 
@@ -88,7 +88,8 @@ print(f"{sums / 2 / message:.0f} times as many as a rank in the middle here")
 viz.pipeline({"the whole batch at once": simulate(build("gpipe", ranks=4, microbatches=1))})
 
 # %% [markdown]
-# Grey is idle: the **bubble**. One rank works at a time, so four ranks are no faster than one. The cure: cut the batch
+# Grey is idle; its share of the ranks' time is the **bubble**. One rank works at a time, so four ranks are no faster than
+# one. The cure: cut the batch
 # into **micro-batches**. While rank 1 has the first, rank 0 takes the second. Here the same work in more and more
 # parts; going back takes twice as long as going forward.
 
@@ -102,8 +103,8 @@ viz.pipeline(grids)
 # %% [markdown]
 # ### (P-1)/(M+P-1)
 #
-# P ranks, M micro-batches. The last rank begins P-1 steps late, and the first waits for as long on the way back. So
-# each is busy for M of M+P-1 steps.
+# P ranks, M micro-batches. The last rank waits for P-1 forward passes at the start, and for P-1 backward passes at the
+# end; the first waits for both in the middle. So each works for M turns, forward and back, and idles for P-1.
 
 # %% tags=["bubble-formula"]
 print("bubble, simulated / formula")
@@ -236,19 +237,18 @@ off = furthest(ranks, right_grads)
 print(f"{'the pipeline':45s} loss {ranks[0][0]:7.4f}, gradients off by {off:.0e}")
 
 # %% [markdown]
-# An optimizer such as AdamW hides most of the first mistake, since it divides by the gradient's size; clipping does not.
-#
 # ### Tied embeddings
 #
 # Many models use one matrix twice: as embedding on the first stage, and to make logits on the last. In a pipeline those
-# are two copies on two ranks. Each gets the gradient of its own use; the one matrix needs the sum.
+# are two copies on two ranks. Each gets the gradient of its own use; the one matrix needs the sum. So at the end of a
+# step the two ranks send each other theirs, and both add.
 
 
 # %% tags=["tied-embedding"]
 def train_tied(world, told, steps=3):
     """This rank's copy of the matrix after some steps; told: that two names are one parameter."""
     config = md.GPTConfig(layers=4, dim=64, heads=4, seq=32, tie=True)
-    pair = [("embed.weight", "head.weight")] if told else []  # None: the stages say so themselves
+    pair = [("embed.weight", "head.weight")] if told else []
     pipeline = pipeline_of(world, build("1f1b", world.size, 4), config, tied=pair)
     parameters = [p for stage in pipeline.stages.values() for p in stage.parameters()]
     optimizer = md.SGD(parameters, lr=0.5)
@@ -374,7 +374,7 @@ viz.show(md.schedule.SCHEDULES["1f1b"].order, folded="exercise 06.2 asks for thi
 
 # %% [markdown]
 # The bubble is the same, to the last bit. What changes is how many micro-batches are **in flight**: gone forward, and
-# not yet back. On rank r those are P - r, however many micro-batches there are. Now run, with 2 sequences a micro-batch
+# not yet back. On rank r those are at most P - r, however many micro-batches there are. Now run, with 2 sequences a micro-batch
 # and more and more of them, and all tensors on a rank counted:
 
 
@@ -423,8 +423,9 @@ viz.curves(
 #
 # ### Interleaving divides the bubble
 #
-# The bubble is P-1 times a *stage's* work. Make stages smaller: V stages a rank, dealt out in turn, so that rank 0 of 4
-# has stages 0 and 4. Commit to a number: the paced model again, two stages of **one** layer a rank.
+# A rank idles for P-1 times a *stage's* work. Make stages smaller: V stages a rank, dealt out in turn, so that rank 0 of
+# 4 has stages 0 and 4. They are visited with P micro-batches at a time, so M has to be a multiple of P. Commit to a
+# number: the paced model again, two stages of **one** layer a rank.
 
 # %% tags=["predict-interleaved"]
 predict("interleaved-step-here")
@@ -447,7 +448,8 @@ figure = viz.pipeline({"simulated": predicted, "four ranks": interleaved}, unit=
 reveal("interleaved-step-here", figure)
 
 # %% [markdown]
-# Paler is the rank's second stage. A micro-batch spends 1/V of the time in a stage, so the bubble is now (P-1)/(VM+P-1).
+# Paler is the rank's second stage. A micro-batch spends 1/V of the time in a stage, so idle time is divided by V, and the
+# bubble is now (P-1)/(VM+P-1). (Where the run takes much longer than simulated, the machine is busy with more than this.)
 # The price: PV stages have PV-1 boundaries, each crossed twice by every micro-batch, 2M(PV-1) messages; and each rank
 # begins more before the first comes back.
 
@@ -465,6 +467,8 @@ for v in (1, 2, 4):
 reveal("interleaved-step-here", "\n".join(lines))
 
 # %% [markdown]
+# Rank 0 holds (V-1)P + 2(P-1) + 1 inputs of stages, each of 1/V of its layers: with V = 2 that is 3P-1 halves.
+#
 # ### Splitting backward
 #
 # Going back, a layer y = x W computes two things from the gradient of y: that of x, for which the stage before waits,
@@ -491,8 +495,8 @@ print(f"a pipeline of four ranks with I and W, gradients off by {furthest(ranks,
 #
 # ### Zero bubble
 #
-# So W can be done when a rank would idle. **ZB-H1** puts weight gradients off into the end of 1F1B, and keeps no more
-# micro-batches. **ZB-H2** also fills the beginning, with more forward passes. **ZB-V** runs the stages down and up
+# So W can be done when a rank would idle. **ZB-H1** puts weight gradients off into the end of 1F1B; it keeps no more
+# micro-batches than that, but of each what W needs. **ZB-H2** also fills the beginning, with more forward passes. **ZB-V** runs the stages down and up
 # again, so that the first and the last stage are on rank 0.
 
 # %% tags=["zero-bubble"]
@@ -534,22 +538,24 @@ cases = {
     "I = 1.5 W": (1, 1.2, 0.8, 0),
     "a message takes 0.2": (1, 1, 1, 0.2),
 }
-for case, costs in cases.items():
+for case, (*seconds, message) in cases.items():
     print(case)
-    for name in ("1f1b", "zb_h1", "zb_h2"):
-        run = simulate(build(name, RANKS, MICRO_BATCHES), *costs)
+    for name in orders:
+        v = stages_a_rank.get(name, 1)
+        program = build(name, RANKS, MICRO_BATCHES, stages_per_rank=v)
+        run = simulate(program, *(each / v for each in seconds), message)
         meet, free = (period(run, meet) for meet in (True, False))
-        print(f"  {name:6s} {meet:23.1f} {free:14.1f} {max(run.peak_in_flight):9d}")
+        print(f"  {name:6s} {meet:23.1f} {free:14.1f} {max(run.peak_in_flight) / v:9g}")
 
 # %% [markdown]
-# So the bubble is zero only if all of this holds: F, I and W take the same time, messages are hidden, the optimizer does
-# not wait for the global norm (the authors update first, and take back the rare step that should have been clipped), and
-# there is room for 2P-1 micro-batches. GPipe and 1F1B idle under any assumptions.
+# So the bubble is zero only if F, I and W take the same time, messages are hidden, and the optimizer does not wait for
+# the global norm (the authors update first, and take back the rare step that should have been clipped). ZB-H2 also needs
+# room for 2P-1 micro-batches; ZB-V makes do with P, for twice as many stages. GPipe and 1F1B idle under any assumptions.
 #
 # ### Explore
 #
-# Find the least number of micro-batches for which 1F1B on 8 ranks idles less than 10 %. Then the same with `interleaved`
-# and four stages a rank: how many messages more? And: make W half of I. Which schedule suffers most?
+# Find the least number of micro-batches for which 1F1B on 4 ranks idles less than 15 %. Then the same with `interleaved`
+# and four stages a rank: how many messages has each? And make W half of I: by which of the two figures does ZB-H2 suffer?
 
 # %% tags=["explore-bubble"]
 viz.pipeline_explorer()
@@ -580,10 +586,10 @@ def message_s(world):
     return sorted(found)[10]
 
 
-def taking_turns(world, steps=7):
-    """({schedule: [(seconds, timeline of this rank) of each step]}, seconds of a message)"""
-    pipelines = {n: pipeline_of(world, build(n, world.size, MANY), BIG) for n in NAMES}
-    found = {name: [] for name in NAMES}
+def taking_turns(world, programs, steps=7):
+    """{name: [(seconds, timeline of this rank) of each step]}, after a first step to warm up"""
+    pipelines = {name: pipeline_of(world, program, BIG) for name, program in programs.items()}
+    found = {name: [] for name in programs}
     for step in range(steps + 1):
         for name, pipeline in pipelines.items():
             batch = long.batch(step)
@@ -591,13 +597,23 @@ def taking_turns(world, steps=7):
             start = time.perf_counter()
             pipeline.step(*batch)
             found[name].append((time.perf_counter() - start, pipeline.timeline))
-    return {name: each[1:] for name, each in found.items()}, message_s(world)  # the first warms up
+    return {name: each[1:] for name, each in found.items()}
 
 
-both_ranks = md.launch(taking_turns, ranks=2, check=False)
-comm = max(message for _, message in both_ranks)
+def median_steps(ranks):
+    """{name: (seconds, timeline) of all ranks together in the median step}"""
+    in_order = {
+        name: sorted(all_ranks([rank[name] for rank in ranks]), key=lambda step: step[0])
+        for name in ranks[0]
+    }
+    return {name: steps[len(steps) // 2] for name, steps in in_order.items()}
+
+
+programs = {name: build(name, 2, MANY) for name in NAMES}
+both_ranks = md.launch(taking_turns, ranks=2, args=(programs,), check=False)
+comm = max(md.launch(message_s, ranks=2, check=False))
 costs = {
-    name: md.schedule.costs([run for found, _ in both_ranks for _, run in found[name]])
+    name: md.schedule.costs([run for found in both_ranks for _, run in found[name]])
     for name in ("gpipe", "zb_h1")
 }
 for name, kinds in costs.items():
@@ -607,31 +623,33 @@ for name, kinds in costs.items():
 print(f"a message: {comm * 1e3:.2f} ms")
 
 # %% [markdown]
-# On the first stage I has nothing to do, since nobody wants the gradient of tokens: its W is all of the way back. Both
-# halves together take longer than the whole, because what lies between them has to be kept, and is read again from
+# On the first stage I has nothing to do, since nobody wants the gradient of tokens: its W is all of the way back. On the
+# other both halves together take longer than the whole: what lies between them has to be kept, and is read again from
 # memory.
 #
 # With these numbers all four are simulated. 1F1B and ZB-H2 gave none of them.
 
 # %% tags=["predicted-measured"]
 expected = {
-    name: simulate(build(name, 2, MANY), **costs["zb_h1" if "zb" in name else "gpipe"], comm=comm)
-    for name in NAMES
+    name: simulate(program, **costs["zb_h1" if "zb" in name else "gpipe"], comm=comm)
+    for name, program in programs.items()
 }
-measured = {}
+measured = median_steps(both_ranks)
 print("          simulated   measured   measured / simulated   bubble of both")
 for name, run in expected.items():
-    steps = sorted(all_ranks([found[name] for found, _ in both_ranks]), key=lambda step: step[0])
-    seconds, measured[name] = steps[len(steps) // 2]  # the median step
+    seconds, timeline = measured[name]
     print(
         f"{name:8s} {run.makespan * 1e3:7.0f} ms {seconds * 1e3:7.0f} ms "
-        f"{seconds / run.makespan:14.2f} {run.bubble:22.1%} {measured[name].bubble:5.1%}"
+        f"{seconds / run.makespan:14.2f} {run.bubble:22.1%} {timeline.bubble:5.1%}"
     )
 
 # %% tags=["figure-measured"]
-viz.pipeline({"1f1b simulated": expected["1f1b"], "1f1b": measured["1f1b"]}, unit="ms")
+viz.pipeline({"1f1b simulated": expected["1f1b"], "1f1b": measured["1f1b"][1]}, unit="ms")
 
 # %% [markdown]
+# Compare bubbles and times. If splitting costs more than the wait that it fills, a smaller bubble comes with a longer
+# step: on two ranks there is little to fill. What counts is the time.
+#
 # ### Send order and deadlock
 #
 # The executor's sends wait for nobody, and receives are posted before they are needed. What if a send waited until the
@@ -671,8 +689,8 @@ for name in both:
 
 # %% [markdown]
 # GPipe sends all activations one way, then all gradients the other way. In 1F1B a rank has an activation for the
-# next one while that has a gradient for it: both send, and nobody receives. Cure: sends that do not wait, or both
-# started as one.
+# next one while that has a gradient for it: both send, and nobody receives. Cure: sends that do not wait, or a
+# send and a receive that are started together.
 #
 # ### Micro-batches against arithmetic efficiency
 #
@@ -682,25 +700,9 @@ for name in both:
 
 # %% tags=["arithmetic-efficiency"]
 SIZES = [16, 8, 4, 2, 1]
-
-
-def by_size(world, rounds=4):
-    """{sequences in a micro-batch: [(seconds, timeline of this rank) of each step]}"""
-    programs = {size: build("1f1b", world.size, 16 // size) for size in SIZES}
-    pipelines = {size: pipeline_of(world, program, BIG) for size, program in programs.items()}
-    found = {size: [] for size in SIZES}
-    for step in range(rounds):
-        for size, pipeline in pipelines.items():
-            batch = long.batch(step)
-            world.barrier()
-            start = time.perf_counter()
-            pipeline.step(*batch)
-            found[size].append((time.perf_counter() - start, pipeline.timeline))
-    return found
-
-
-ranks = md.launch(by_size, ranks=2, check=False)
-steps = {size: quickest([rank[size] for rank in ranks]) for size in SIZES}
+by_size = {size: build("1f1b", 2, 16 // size) for size in SIZES}
+ranks = md.launch(taking_turns, ranks=2, args=(by_size, 5), check=False)
+steps = median_steps(ranks)
 per_sequence = {}
 for size, (seconds, timeline) in steps.items():
     each = md.schedule.costs(timeline)
@@ -719,7 +721,6 @@ viz.curves(
     xlabel="micro-batches",
     ylabel="time of a step [ms]",
     title="Two ranks, 1F1B, 16 sequences",
-    log="x",
 )
 
 # %% [markdown]
@@ -755,33 +756,30 @@ MINE = """
 0F0, 0F1, 0F2, 0B0, 0F3, 0B1, 0B2, 0B3
 1F0, 1I0, 1F1, 1I1, 1W0, 1F2, 1I2, 1W1, 1F3, 1I3, 1W2, 1W3
 """
-program = parse(MINE)
-report = validate(program)
-mine = simulate(program, **costs["zb_h1"], comm=comm)
-usual = simulate(build("1f1b", 2, 4), **costs["gpipe"], comm=comm)
+mine, usual = parse(MINE), build("1f1b", 2, MANY)
+report = validate(mine)
 print(f"valid: {len(report.messages)} messages; with sends that wait it ", end="")
 print("hangs" if report.blocking_hangs else "runs")
 
 
-def run_mine(world, text):
-    """(gradients in float64, timelines of steps in float32)"""
-    exact = pipeline_of(world, parse(text), dtype=torch.float64)
-    exact.step(tokens, targets)
-    return gradients(exact), timed_steps(world, parse(text), BIG)
+def gradients_of_mine(world):
+    pipeline = pipeline_of(world, mine, dtype=torch.float64)
+    pipeline.step(tokens, targets)
+    return 0, gradients(pipeline)
 
 
-ranks = md.launch(run_mine, ranks=2, args=(MINE,), check=False)
-error = furthest([(0, grads) for grads, _ in ranks], alone)
-seconds, timeline = quickest([steps for _, steps in ranks])
+error = furthest(md.launch(gradients_of_mine, ranks=2), alone)
 print(f"gradients equal those of one process up to {error:.0e}")
-viz.pipeline(
-    {
-        f"1f1b, simulated: {usual.makespan * 1e3:.0f} ms": usual,
-        f"mine, simulated: {mine.makespan * 1e3:.0f} ms, holds {mine.peak_in_flight}": mine,
-        f"mine: {seconds * 1e3:.0f} ms, holds {timeline.peak_in_flight}": timeline,
-    },
-    unit="ms",
-)
+ranks = md.launch(taking_turns, ranks=2, args=({"1f1b": usual, "mine": mine}, 5), check=False)
+split = any(action.kind in "IW" for row in mine for action in row)  # a B then counts as its halves
+prices = {"1f1b": costs["gpipe"], "mine": costs["zb_h1" if split else "gpipe"]}
+lines = {}
+for name, program in (("1f1b", usual), ("mine", mine)):
+    run = simulate(program, **prices[name], comm=comm)
+    seconds, timeline = median_steps(ranks)[name]
+    lines[f"{name}, simulated: {run.makespan * 1e3:.0f} ms, holds {run.peak_in_flight}"] = run
+    lines[f"{name}: {seconds * 1e3:.0f} ms, holds {timeline.peak_in_flight}"] = timeline
+viz.pipeline(lines, unit="ms")
 
 # %% [markdown]
 # ## Concept cards (15 minutes)

@@ -281,6 +281,14 @@ def _same(got: Any, expected: float) -> bool:
     return isinstance(got, float) and isclose(got, expected, rel_tol=1e-9, abs_tol=1e-9)
 
 
+def explain_stop(case: Case, run: Run) -> Finding | None:
+    """Why a function stops at a program that can run."""
+    if "ValueError" not in run.why:
+        return None
+    why = f"{run.why}\nThis program can run. What no action writes is data, and there from the start."
+    return Finding(why, run.mistake, case.labels[0], run.rank)
+
+
 def explain_kinds(case: Case, run: Run) -> Finding | None:
     """Why a run with another kind of program fails."""
     why = (

@@ -24,10 +24,10 @@ GPIPE = Exercise(
     function="gpipe",
     task="gpipe(rank, ranks, microbatches): the actions of a rank, all forward passes before all backward passes.",
     criteria=(
-        Criterion("basic", 2, "basic", programs.complete(), basic=True),
-        Criterion("forward first", 1, "basic", programs.has(orders.forward_first)),
+        Criterion("basic", 1, "basic", programs.complete(), basic=True),
+        Criterion("forward first", 3, "basic", programs.has(orders.forward_first)),
         Criterion("one order", 1, "basic", programs.has(orders.one_order)),
-        Criterion("any M and P", 2, "any", programs.for_any(), explain=programs.explain_any),
+        Criterion("any M and P", 1, "any", programs.for_any(), explain=programs.explain_any),
     ),
     draw=draw_programs,
     body=programs.rows_of,
@@ -43,12 +43,12 @@ ONE_F_ONE_B = Exercise(
     function="one_f_one_b",
     task="one_f_one_b(rank, ranks, microbatches): the actions of a rank in 1F1B.",
     criteria=(
-        Criterion("basic", 2, "basic", programs.complete(), basic=True),
-        Criterion("in flight", 2, "basic", programs.has(orders.one_f_one_b_memory)),
-        Criterion("no waiting", 2, "basic", programs.has(orders.no_waiting)),
+        Criterion("basic", 1, "basic", programs.complete(), basic=True),
+        Criterion("in flight", 3, "basic", programs.has(orders.one_f_one_b_memory)),
+        Criterion("no waiting", 3, "basic", programs.has(orders.no_waiting)),
         Criterion(
             "any M and P",
-            2,
+            1,
             "any",
             programs.for_any(orders.one_f_one_b_memory, orders.no_waiting),
             explain=programs.explain_any,
@@ -96,7 +96,7 @@ START_TIMES = Exercise(
     function="start_times",
     task="start_times(program, reads, writes, seconds, comm): when every action of a program starts.",
     criteria=(
-        Criterion("basic", 3, "basic", clock.right_times, basic=True),
+        Criterion("basic", 3, "basic", clock.right_times, basic=True, explain=clock.explain_stop),
         Criterion("costs", 1, "costs", clock.right_times),
         Criterion("messages", 2, "messages", clock.right_times),
         Criterion("any program", 1, "programs", clock.any_times, explain=clock.explain_kinds),
@@ -150,9 +150,9 @@ ZERO_BUBBLE = Exercise(
     function="zero_bubble",
     task="zero_bubble(row, rank, ranks): a row of 1F1B with I for each B, and W where the rank would wait.",
     criteria=(
-        Criterion("basic", 3, "basic", programs.complete("FIW"), basic=True),
+        Criterion("basic", 1, "basic", programs.complete("FIW"), basic=True),
         Criterion("memory", 2, "basic", programs.has(orders.split_memory, "FIW")),
-        Criterion("bubble", 3, "basic", programs.has(orders.split_time, "FIW")),
+        Criterion("bubble", 5, "basic", programs.has(orders.split_time, "FIW")),
         Criterion(
             "any M and P",
             1,
@@ -193,12 +193,12 @@ VARIANTS = {
             task="one_f_one_b(rank, ranks, microbatches): 1F1B that hides its messages. With messages that take as "
             "long as F, no rank waits longer than it has to; rank r has at most 2 (P - r) - 1 micro-batches in flight.",
             criteria=(
-                Criterion("basic", 2, "basic", programs.complete(), basic=True),
-                Criterion("in flight", 2, "basic", programs.has(orders.eager_memory)),
-                Criterion("no waiting", 2, "basic", programs.has(orders.eager_time)),
+                Criterion("basic", 1, "basic", programs.complete(), basic=True),
+                Criterion("in flight", 3, "basic", programs.has(orders.eager_memory)),
+                Criterion("no waiting", 3, "basic", programs.has(orders.eager_time)),
                 Criterion(
                     "any M and P",
-                    2,
+                    1,
                     "any",
                     programs.for_any(orders.eager_memory, orders.eager_time),
                     explain=programs.explain_any,

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from minidist.comm.comm import Comm
 from minidist.loss import IGNORE
+from minidist.memory import tensors_in
 from minidist.schedule.program import Action, Name, Program, reads, writes
 from minidist.schedule.simulate import validate
 from minidist.staged.backward import Grads, Weights, backward, input_gradient
@@ -73,7 +74,7 @@ class PipelineParallel:
         self.seconds = seconds or {}
         self.timeline = Timeline([], ranks=[comm.ranks[comm.rank]])
         self._known: dict[tuple[int, ...], dict[Name, tuple[Kind, ...]]] = {}
-        pairs: Sequence[tuple[str, str]] = getattr(stages[0], "tied", ()) if tied is None else tied
+        pairs = tied_in(stages[0]) if tied is None and program.stages > 1 else tied or ()
         self._tied = [self._pair(*names) for names in pairs]
         for pair in self._tied:
             self._share(pair)
@@ -87,8 +88,14 @@ class PipelineParallel:
         ...]; read by the last's. Other ranks may pass None. tokens: what to divide the sum of losses by, where a step
         of the optimizer has several of these; None: this batch's valid items.
 
-        Raises: ValueError for a batch with fewer rows than micro-batches.
+        Raises: ValueError for a batch with fewer rows than micro-batches, inputs and targets of different length, a
+        program without backward passes, and under `torch.no_grad()`.
         """
+        if all(action.kind == "F" for action in self.program[self.comm.rank]) or not torch.is_grad_enabled():
+            why = "gradients are off" if not torch.is_grad_enabled() else "this program has forward passes only"
+            raise ValueError(f"a step goes forward and back, and {why}: `evaluate` goes forward alone")
+        if tokens is not None and not tokens > 0:
+            raise ValueError(f"tokens={tokens}: how many the sum of losses is divided by, more than 0")
         before = {p: p.grad for pair in self._tied for p in pair if p is not None}
         for parameter in before:
             parameter.grad = None
@@ -110,15 +117,14 @@ class PipelineParallel:
     ) -> float:
         data = self._microbatches(inputs) if self.comm.rank == self.first else []
         answers = self._targets(targets, tokens) if self.comm.rank == self.last else []
-        shape = self._signature(data)
+        shape = self._signature(data, inputs, targets)
         known = self._known.get(shape)
         mail = Mail(routes, self.comm, {} if known is None else known, letters=known is None)
         run = _Run(self, program, mail, data, answers)
         for action in program[self.comm.rank]:
             run.do(action)
         mail.finish()
-        if torch.is_grad_enabled():  # evaluation learns of no gradient
-            self._known[shape] = mail.known
+        self._known[shape] = mail.known
         self.timeline = Timeline(run.spans, ranks=[self.comm.ranks[self.comm.rank]], paced=self.comm.pace is not None)
         return self.comm.broadcast(run.loss, self.last).item()
 
@@ -150,10 +156,25 @@ class PipelineParallel:
         total = max(sum(counts), 1) if tokens is None else tokens
         return [(part, count / total) for part, count in zip(parts, counts, strict=True)]
 
-    def _signature(self, data: Sequence[tuple[Tensor, ...]]) -> tuple[int, ...]:
-        """What this batch looks like, the same on every rank: how its first and last micro-batch are shaped."""
-        kind = hash((len(data), *(k for m in data for k in kinds(m)))) if data else 0
-        return tuple(self.comm.broadcast(torch.tensor([kind], device=self.comm.device), self.first).tolist())
+    def _signature(
+        self, data: Sequence[tuple[Tensor, ...]], inputs: Batch | None, targets: Tensor | None
+    ) -> tuple[int, ...]:
+        """All that says what messages will be like, the same on every rank. Compares the lengths of the batch.
+
+        That is how the micro-batches are shaped, and on each rank what its stages train, in which types and mode.
+        """
+        kind = self.comm.device.type
+        state = [torch.is_grad_enabled(), torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)]
+        for stage in self.stages.values():
+            state += [(p.requires_grad, p.dtype) for p in stage.parameters()]
+            state += [module.training for module in stage.modules()]
+        here = hash((*state, *(k for m in data for k in kinds(m))))
+        rows = [len(inputs if isinstance(inputs, Tensor) else inputs[0])] if data and inputs is not None else [-1]
+        rows += [len(targets)] if self.comm.rank == self.last and targets is not None else [-1]
+        everywhere = self.comm.all_gather(torch.tensor([here, *rows], device=self.comm.device)).view(-1, 3).tolist()
+        if (given := everywhere[self.first][1]) != (wanted := everywhere[self.last][2]):
+            raise ValueError(f"{given} rows of inputs and {wanted} of targets: give as many of one as of the other")
+        return tuple(number for number, *_ in everywhere)
 
     # ---- tied parameters ---------------------------------------------------------------------------------------------
 
@@ -233,12 +254,17 @@ class _Run:
             self.loss += loss.detach()
             return {"act": (inputs, [loss])}
         outputs = [out] if isinstance(out, Tensor) else list(out)
+        if wrong := [type(x).__name__ for x in outputs if not isinstance(x, Tensor)]:
+            raise TypeError(f"stage {action.stage} returned a {wrong[0]}: a stage returns a tensor, or several")
+        # A buffer may be changed before the message has left.
+        buffers = {buffer.untyped_storage().data_ptr() for buffer in self.pipeline.stages[action.stage].buffers()}
+        outputs = [x.clone() if x.untyped_storage().data_ptr() in buffers else x for x in outputs]
         return {"x": outputs, "act": (inputs, outputs)}
 
     def weighted_loss(self, out: Any, microbatch: int) -> Tensor:
         target, share = self.answers[microbatch]
         if share == 0:  # the mean of nothing is NaN
-            return torch.stack([part.sum() for part in ([out] if isinstance(out, Tensor) else out)]).sum() * 0.0
+            return torch.stack([x.flatten()[:0].sum() for x in tensors_in(out) if x.is_floating_point()]).sum()
         return self.pipeline.loss_fn(out, target) * share
 
     def backward(self, action: Action, act: Any, grads: list[Tensor] | None = None) -> dict[str, Any]:
@@ -269,6 +295,22 @@ class _Run:
 def dense(grads: Grads, inputs: Sequence[Tensor]) -> list[Tensor]:
     """Gradients of these inputs, zeros for one that was not used."""
     return [torch.zeros_like(x) if grad is None else grad for grad, x in zip(grads, inputs, strict=True)]
+
+
+def tied_in(stage: nn.Module) -> Sequence[tuple[str, str]]:
+    """What a stage says of parameters that the first and the last stage share.
+
+    Raises: ValueError where it is wrapped: its parameters go by other names then, and each wrapper would treat its own.
+    """
+    for name, module in stage.named_modules():
+        if pairs := getattr(module, "tied", None):
+            if name:
+                raise ValueError(
+                    f"this stage has tied parameters ({pairs[0][0]}, {pairs[0][1]}) and is wrapped: give "
+                    "PipelineParallel the stage itself, and call md.average_gradients after `step`"
+                )
+            return pairs
+    return ()
 
 
 def valid(targets: Tensor) -> int:

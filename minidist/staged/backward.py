@@ -8,6 +8,7 @@ y = x W, the first half computes dx = dy W', the second dW = x' dy.
 Source: Qi et al., Zero Bubble Pipeline Parallelism (arXiv 2401.10241), 2; the forks are our way to find the halves.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,24 +33,43 @@ def backward(outputs: Sequence[Tensor], grads: Sequence[Tensor], inputs: Sequenc
 class Weights:
     """The second half of a backward pass: `run` adds to the weights' `grad`. Until then it holds what it needs.
 
-    forks: for each fork its node, the gradients that came to it, and where its branches to weights begin. rest: where
-    branches begin of which the gradient is known.
+    forks: for each fork its node, the gradients that came to it, and where its branches to weights begin. early: where
+    branches begin of which the gradient is known. rest: the same, for what no input can be reached from.
     """
 
     forks: list[tuple[Any, list[Tensor | None], list[GradientEdge]]] = field(default_factory=list)
+    early: list[tuple[GradientEdge, Tensor]] = field(default_factory=list)
     rest: list[tuple[GradientEdge, Tensor]] = field(default_factory=list)
 
     def run(self) -> None:
         """Once."""
-        begins = self.rest
         for node, came, branches in self.forks:
             roots = [GradientEdge(node, i) for i, grad in enumerate(came) if grad is not None]
             grads = [grad for grad in came if grad is not None]
-            found = torch.autograd.grad(roots, branches, grads, retain_graph=True, allow_unused=True)
-            begins += [(edge, grad) for edge, grad in zip(branches, found, strict=True) if grad is not None]
-        self.forks, self.rest = [], []
+            # Hooks on tensors have seen these gradients in the first half, and would now change them again.
+            handle = node.register_prehook(lambda again, came=came: tuple(map(_first_of, came, again)))
+            try:
+                found = torch.autograd.grad(roots, branches, grads, retain_graph=True, allow_unused=True)
+            finally:
+                handle.remove()
+            self.early += [(edge, grad) for edge, grad in zip(branches, found, strict=True) if grad is not None]
+        begins = [*self.rest, *(begin for begin in self.early if not _add_by_hand(*begin))]
+        self.forks, self.early, self.rest = [], [], []
         if begins:
             torch.autograd.backward([edge for edge, _ in begins], [grad for _, grad in begins])
+
+
+def _first_of(came: Tensor | None, again: Tensor | None) -> Tensor | None:
+    return again if came is None else came
+
+
+def _add_by_hand(edge: GradientEdge, grad: Tensor) -> bool:
+    """Add to the `grad` of a parameter that has hooks, which have seen this gradient when it was taken here."""
+    parameter = getattr(edge.node, "variable", None)
+    if parameter is None or not parameter._backward_hooks:
+        return False
+    parameter.grad = grad if parameter.grad is None else parameter.grad + grad
+    return True
 
 
 def input_gradient(
@@ -78,7 +98,7 @@ def input_gradient(
         for handle in handles:
             handle.remove()
     first, known = found[: len(inputs)], found[len(inputs) :]
-    weights.rest += [(edge, grad) for edge, grad in zip(early, known, strict=True) if grad is not None]
+    weights.early = [(edge, grad) for edge, grad in zip(early, known, strict=True) if grad is not None]
     weights.forks = [(node, came[node], branches) for node, branches in forks.items() if node in came]
     return first, weights
 
@@ -98,27 +118,30 @@ class _Graph:
                 self.to_weight.add(node)
 
     def forks(self) -> tuple[dict[Any, list[GradientEdge]], list[GradientEdge]]:
-        """{node on the way to the input: where its branches to weights begin}; and branches to be taken at once.
+        """{node on the way to the input: where its branches to weights begin}; and what is to be taken at once.
 
-        At once: what several forks lead to, since going there from one fork would come by at the next; and what belongs
-        to a function in Python, which computes all its gradients whenever it is asked for one.
+        At once: the weights that several branches lead to, since going along one of them would come by the others; and
+        the branches of a function in Python, which computes all its gradients whenever it is asked for one.
         """
-        branches: dict[Any, list[GradientEdge]] = {}
-        parents: dict[Any, int] = {}
-        for node in self.nodes:
-            if node in self.to_input:
-                edges = {(child, i) for child, i in node.next_functions if child in self.to_weight}
-                for child in {child for child, _ in edges}:
-                    parents[child] = parents.get(child, 0) + 1
-                branches[node] = [GradientEdge(child, i) for child, i in edges]
-        in_python = torch.autograd.function.BackwardCFunction
-        early, late = [], {}
-        for node, edges in branches.items():
-            at_once = [e for e in edges if parents[e.node] > 1 or isinstance(node, in_python)]
-            early += [e for e in at_once if e not in early]
-            if later := [e for e in edges if e not in at_once]:
-                late[node] = later
-        return late, early
+        branches = [
+            (node, GradientEdge(child, i))
+            for node in self.nodes
+            if node in self.to_input
+            for child, i in dict.fromkeys(node.next_functions)
+            if child in self.to_weight
+        ]
+        below = [_children_first([edge.node]) for _, edge in branches]
+        met = Counter(node for nodes in below for node in nodes)
+        early: dict[tuple[Any, int], GradientEdge] = {}
+        late: dict[Any, list[GradientEdge]] = {}
+        for (node, edge), nodes in zip(branches, below, strict=True):
+            if any(met[each] > 1 for each in nodes):
+                early |= {(leaf, 0): GradientEdge(leaf, 0) for leaf in nodes if hasattr(leaf, "variable")}
+            elif isinstance(node, torch.autograd.function.BackwardCFunction):
+                early[edge.node, edge.output_nr] = edge
+            else:
+                late.setdefault(node, []).append(edge)
+        return late, list(early.values())
 
 
 def _children_first(roots: Sequence[Any]) -> list[Any]:

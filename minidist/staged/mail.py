@@ -47,6 +47,8 @@ def write_letter(tensors: Sequence[Kind]) -> Tensor:
     >>> read_letter(write_letter([Kind(torch.float32, (2, 3), True)]))
     (Kind(dtype=torch.float32, shape=(2, 3), trained=True),)
     """
+    if unknown := [kind.dtype for kind in tensors if kind.dtype not in DTYPES]:
+        raise ValueError(f"a stage cannot pass on {unknown[0]}: take one of {', '.join(map(str, DTYPES))}")
     if len(tensors) > MOST_TENSORS or any(len(kind.shape) > MOST_DIMS for kind in tensors):
         raise ValueError(f"a stage passes on at most {MOST_TENSORS} tensors of at most {MOST_DIMS} dims")
     letter = torch.zeros(1 + MOST_TENSORS * _LINE, dtype=torch.int64)
@@ -99,9 +101,15 @@ class Mail:
         dst, parcels = self.to[name], [tensor.detach() for tensor in tensors]
         if self.letters and name.role == "x":
             found = kinds(tensors)
+            self.known[name] = found
             self.known[Name("g", name.stage, name.microbatch)] = tuple(kind for kind in found if kind.trained)
             letter = write_letter(found).to(self.comm.device)
             self.sent[name] = [self.comm.isend(letter, dst, self._tag(name, MOST_TENSORS))]
+        elif name.role == "x" and kinds(tensors) != self.known[name]:
+            raise ValueError(
+                f"stage {name.stage - 1} passes on {len(tensors)} tensors {[list(x.shape) for x in tensors]}, and with "
+                "an earlier batch like this one others: what it passes on may depend on the shape of the batch alone"
+            )
         self.sent.setdefault(name, []).extend(
             self.comm.isend(parcel, dst, self._tag(name, part)) for part, parcel in enumerate(parcels)
         )

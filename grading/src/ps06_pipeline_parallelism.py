@@ -255,8 +255,8 @@ check("06.5")
 # 1 point: 7/15, 47 % of the time, (P - 1) / (M + P - 1), and 1F1B leaves it as it is. 1 point: it holds at most P - r
 # micro-batches in memory and not M, so M can be raised at the same memory (M = 32: 7/39, 18 %), as long as a
 # micro-batch stays large enough for the chip to be efficient. 1 point, one of: interleaving V stages a rank divides the
-# idle time by V and sends (PV-1)/(P-1) times as many messages; splitting backward and putting off W, which holds more in
-# memory on later ranks and wants F, I and W of similar length; fewer stages, each of which has to fit.
+# idle time by V and sends (PV-1)/(P-1) times as many messages; splitting backward and putting off W, which holds more
+# in memory on later ranks and wants F, I and W of similar length; fewer stages, each of which has to fit.
 # === END MARK SCHEME ===
 
 # %% [markdown]

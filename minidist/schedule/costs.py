@@ -13,7 +13,7 @@ def costs(timelines: Timeline | Iterable[Timeline]) -> dict[str, list[float]]:
     simulate(program, **costs(timelines)). Where the run has whole backward passes only, they are
     I, and W is 0; so simulate programs without a split from runs without, since both halves together take longer.
 
-    Raises: ValueError for timelines that lack a stage, such as that of one rank alone.
+    Raises: ValueError for timelines that lack a stage, such as that of one rank alone, or all backward passes.
 
     >>> from minidist.schedule.library import build
     >>> from minidist.schedule.simulate import simulate
@@ -29,9 +29,14 @@ def costs(timelines: Timeline | Iterable[Timeline]) -> dict[str, list[float]]:
     stages = range(1 + max(stage for stage, _ in seconds))
     if lacking := [stage for stage in stages if (stage, "F") not in seconds]:
         raise ValueError(f"stage {lacking[0]} is not in these timelines: give those of all ranks")
-    found = {kind: [median(seconds.get((stage, kind), [0.0])) for stage in stages] for kind in "FBIW"}
-    found["I"] = [halves or whole for halves, whole in zip(found["I"], found["B"], strict=True)]
-    return {kind: found[kind] for kind in "FIW"}
+    if not any(kind in "BI" for _, kind in seconds):
+        raise ValueError("these timelines have forward passes only, as `evaluate` has: take those of a `step`")
+
+    def middle(stage: int, *kinds: str) -> float:
+        """Of the first kind that there is."""
+        return median(next((seconds[stage, kind] for kind in kinds if (stage, kind) in seconds), [0.0]))
+
+    return {kind: [middle(stage, kind, *also) for stage in stages] for kind, *also in ("F", "IB", "W")}
 
 
 def _all(timelines: Timeline | Iterable[Timeline]) -> Iterable[Timeline]:

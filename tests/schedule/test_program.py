@@ -159,5 +159,10 @@ def test_costs_of_a_run_are_what_it_was_simulated_with():
     assert rounded(schedule.costs(by_rank)) == seconds
     with pytest.raises(ValueError, match="stage 0 is not in these timelines: give those of all ranks"):
         schedule.costs(by_rank[2])
+    nothing_to_do = simulate(build("zb_h1", ranks=2, microbatches=2), F=1, I=0, W=2)
+    both = [nothing_to_do, simulate(build("1f1b", ranks=2, microbatches=2), F=1, I=0, W=5)]
+    assert schedule.costs(both) == {"F": [1, 1], "I": [0, 0], "W": [2, 2]}  # halves, where there are any
+    with pytest.raises(ValueError, match="forward passes only"):
+        schedule.costs(simulate(build("1f1b", ranks=2, microbatches=2).forward()))
     with pytest.raises(ValueError, match="no action of a pipeline"):
         schedule.costs(md.Timeline([md.Span(0, "forward 1", 0, 1)]))

@@ -36,7 +36,8 @@ def costs(timelines: Timeline | Iterable[Timeline]) -> dict[str, list[float]]:
         """Of the first kind that there is."""
         return median(next((seconds[stage, kind] for kind in kinds if (stage, kind) in seconds), [0.0]))
 
-    return {kind: [middle(stage, kind, *also) for stage in stages] for kind, *also in ("F", "IB", "W")}
+    first_of = {"F": ("F",), "I": ("I", "B"), "W": ("W",)}
+    return {kind: [middle(stage, *kinds) for stage in stages] for kind, kinds in first_of.items()}
 
 
 def _all(timelines: Timeline | Iterable[Timeline]) -> Iterable[Timeline]:

@@ -288,7 +288,7 @@ for told in (False, True):
 NEARLY_FREE = md.Cluster(machines=1, chips=4, inside=md.Link(alpha_s=0.1e-3, bytes_per_s=10e9))
 
 
-def timed_steps(world, program, config=CONFIG, seconds=None, steps=3):
+def timed_steps(world, program, config=CONFIG, seconds=None, steps=2):
     """(seconds, timeline of this rank) of each step."""
     pipeline = pipeline_of(world, program, config, seconds=seconds)
     found = []
@@ -316,7 +316,7 @@ def quickest(ranks):
 
 
 def run_paced(program, seconds):
-    """(seconds, timeline) of the quickest of three steps on paced ranks."""
+    """(seconds, timeline) of the quicker of two steps on paced ranks."""
     arguments = program, CONFIG, seconds
     ranks = md.launch(
         timed_steps, ranks=program.ranks, args=arguments, pace=NEARLY_FREE, check=False
@@ -586,7 +586,7 @@ def message_s(world):
     return sorted(found)[10]
 
 
-def taking_turns(world, programs, steps=7):
+def taking_turns(world, programs, steps=5):
     """{name: [(seconds, timeline of this rank) of each step]}, after a first step to warm up"""
     pipelines = {name: pipeline_of(world, program, BIG) for name, program in programs.items()}
     found = {name: [] for name in programs}
@@ -701,7 +701,7 @@ for name in both:
 # %% tags=["arithmetic-efficiency"]
 SIZES = [16, 8, 4, 2, 1]
 by_size = {size: build("1f1b", 2, 16 // size) for size in SIZES}
-ranks = md.launch(taking_turns, ranks=2, args=(by_size, 5), check=False)
+ranks = md.launch(taking_turns, ranks=2, args=(by_size, 3), check=False)
 steps = median_steps(ranks)
 per_sequence = {}
 for size, (seconds, timeline) in steps.items():
@@ -770,7 +770,7 @@ def gradients_of_mine(world):
 
 error = furthest(md.launch(gradients_of_mine, ranks=2), alone)
 print(f"gradients equal those of one process up to {error:.0e}")
-ranks = md.launch(taking_turns, ranks=2, args=({"1f1b": usual, "mine": mine}, 5), check=False)
+ranks = md.launch(taking_turns, ranks=2, args=({"1f1b": usual, "mine": mine}, 3), check=False)
 split = any(action.kind in "IW" for row in mine for action in row)  # a B then counts as its halves
 prices = {"1f1b": costs["gpipe"], "mine": costs["zb_h1" if split else "gpipe"]}
 lines = {}

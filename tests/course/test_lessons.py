@@ -19,7 +19,7 @@ from minidist import viz
 
 COURSE = Path(__file__).parents[2] / "course"
 LESSONS = tuple(sorted(path.stem for path in (COURSE / "src").glob("[0-9][0-9]_*.py")))
-SECONDS_A_LESSON = 60  # on two cores, on average
+SECONDS_A_LESSON = 70  # on two cores, on average
 
 # What each lesson has to cover, in the words of its head.
 CONCEPTS = {

@@ -38,22 +38,21 @@ GPIPE = Exercise(
 
 # ---- 06.2 one forward, one backward ----------------------------------------------------------------------------------
 
+
+def little_held_and_no_waiting(memory: programs.Property, time: programs.Property) -> tuple[Criterion, ...]:
+    return (
+        Criterion("basic", 1, "basic", programs.complete(), basic=True),
+        Criterion("in flight", 3, "basic", programs.has(memory)),
+        Criterion("no waiting", 3, "basic", programs.has(time)),
+        Criterion("any M and P", 1, "any", programs.for_any(memory, time), explain=programs.explain_any),
+    )
+
+
 ONE_F_ONE_B = Exercise(
     id="06.2",
     function="one_f_one_b",
     task="one_f_one_b(rank, ranks, microbatches): the actions of a rank in 1F1B.",
-    criteria=(
-        Criterion("basic", 1, "basic", programs.complete(), basic=True),
-        Criterion("in flight", 3, "basic", programs.has(orders.one_f_one_b_memory)),
-        Criterion("no waiting", 3, "basic", programs.has(orders.no_waiting)),
-        Criterion(
-            "any M and P",
-            1,
-            "any",
-            programs.for_any(orders.one_f_one_b_memory, orders.no_waiting),
-            explain=programs.explain_any,
-        ),
-    ),
+    criteria=little_held_and_no_waiting(orders.one_f_one_b_memory, orders.no_waiting),
     draw=draw_programs,
     body=programs.rows_of,
     allowed=NOTHING,
@@ -192,18 +191,7 @@ VARIANTS = {
             id="06.2-eager",
             task="one_f_one_b(rank, ranks, microbatches): 1F1B that hides its messages. With messages that take as "
             "long as F, no rank waits longer than it has to; rank r has at most 2 (P - r) - 1 micro-batches in flight.",
-            criteria=(
-                Criterion("basic", 1, "basic", programs.complete(), basic=True),
-                Criterion("in flight", 3, "basic", programs.has(orders.eager_memory)),
-                Criterion("no waiting", 3, "basic", programs.has(orders.eager_time)),
-                Criterion(
-                    "any M and P",
-                    1,
-                    "any",
-                    programs.for_any(orders.eager_memory, orders.eager_time),
-                    explain=programs.explain_any,
-                ),
-            ),
+            criteria=little_held_and_no_waiting(orders.eager_memory, orders.eager_time),
         ),
         replace(
             START_TIMES,

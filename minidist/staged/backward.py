@@ -11,6 +11,7 @@ Source: Qi et al., Zero Bubble Pipeline Parallelism (arXiv 2401.10241), 2; the f
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,32 +45,32 @@ class Weights:
     def run(self) -> None:
         """Once."""
         for node, came, branches in self.forks:
-            roots = [GradientEdge(node, i) for i, grad in enumerate(came) if grad is not None]
-            grads = [grad for grad in came if grad is not None]
-            # Hooks on tensors have seen these gradients in the first half, and would now change them again.
-            handle = node.register_prehook(lambda again, came=came: tuple(map(_first_of, came, again)))
+            given = {i: grad for i, grad in enumerate(came) if grad is not None}
+            handle = node.register_prehook(partial(_as_given, given))
             try:
-                found = torch.autograd.grad(roots, branches, grads, retain_graph=True, allow_unused=True)
+                roots = [GradientEdge(node, i) for i in given]
+                found = torch.autograd.grad(roots, branches, [*given.values()], retain_graph=True, allow_unused=True)
             finally:
                 handle.remove()
             self.early += [(edge, grad) for edge, grad in zip(branches, found, strict=True) if grad is not None]
-        begins = [*self.rest, *(begin for begin in self.early if not _add_by_hand(*begin))]
+        handles = [edge.node.register_prehook(partial(_as_given, {edge.output_nr: grad})) for edge, grad in self.early]
+        try:
+            _backward(self.early)
+        finally:
+            for handle in handles:
+                handle.remove()
+        _backward(self.rest)
         self.forks, self.early, self.rest = [], [], []
-        if begins:
-            torch.autograd.backward([edge for edge, _ in begins], [grad for _, grad in begins])
 
 
-def _first_of(came: Tensor | None, again: Tensor | None) -> Tensor | None:
-    return again if came is None else came
+def _as_given(given: dict[int, Tensor], again: Grads) -> tuple[Tensor | None, ...]:
+    """The gradients that a node was reached with before, in place of what hooks on tensors make of them once more."""
+    return tuple(given.get(i, grad) for i, grad in enumerate(again))
 
 
-def _add_by_hand(edge: GradientEdge, grad: Tensor) -> bool:
-    """Add to the `grad` of a parameter that has hooks, which have seen this gradient when it was taken here."""
-    parameter = getattr(edge.node, "variable", None)
-    if parameter is None or not parameter._backward_hooks:
-        return False
-    parameter.grad = grad if parameter.grad is None else parameter.grad + grad
-    return True
+def _backward(begins: Sequence[tuple[GradientEdge, Tensor]]) -> None:
+    if begins:
+        torch.autograd.backward([edge for edge, _ in begins], [grad for _, grad in begins])
 
 
 def input_gradient(

@@ -21,7 +21,6 @@ from minidist.viz.layers import links_explorer as links_explorer
 from minidist.viz.memory import kept as kept
 from minidist.viz.memory import memory as memory
 from minidist.viz.memory import memory_explorer as memory_explorer
-from minidist.viz.pipeline import in_flight as in_flight
 from minidist.viz.pipeline import overview as overview
 from minidist.viz.pipeline import pipeline as pipeline
 from minidist.viz.pipeline import pipeline_explorer as pipeline_explorer

@@ -14,6 +14,8 @@ from types import ModuleType
 
 import pytest
 
+import minidist as md
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ("settings", "measure", "run", "plot", "prelab")
 
@@ -36,6 +38,20 @@ def lab(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[dict[str, Mod
     yield modules
     for name in SCRIPTS:
         sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def refusal(
+    lab: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[str], str]:
+    """What run.py says to options that cannot be, without starting anything."""
+    monkeypatch.setattr(md, "launch", lambda *_, **__: pytest.fail("a run was started"))
+
+    def said(arguments: str) -> str:
+        assert lab["run"].main(arguments.split()) == 2
+        return capsys.readouterr().err
+
+    return said
 
 
 @pytest.fixture

@@ -42,7 +42,20 @@ def hooked_inside(x, w, b):
     return y.sin()
 
 
-FUNCTIONS = (shared_by_two_forks, met_on_three_ways, hooked_weight, hooked_once, hooked_inside)
+def hooked_on_the_way_to_a_weight(x, w, b):
+    turned = w.T
+    turned.register_hook(lambda grad: grad * 5)
+    return (x @ turned).tanh() + b
+
+
+FUNCTIONS = (
+    shared_by_two_forks,
+    met_on_three_ways,
+    hooked_weight,
+    hooked_once,
+    hooked_inside,
+    hooked_on_the_way_to_a_weight,
+)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
@@ -60,6 +73,19 @@ def test_two_halves_are_the_whole(function):
         return [of_x, w.grad, b.grad]
 
     torch.testing.assert_close(gradients(split=True), gradients(split=False), rtol=1e-12, atol=1e-12)
+
+
+def test_hooks_after_a_gradient_was_added_are_called():
+    """As those of data parallelism, beside a hook of the user's; and an output from which no input can be reached."""
+    x, w = (torch.ones(2, 2, dtype=F64, requires_grad=True) for _ in "xw")
+    w.register_hook(lambda grad: grad * 3)
+    seen = []
+    w.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+    outputs = [x @ w, w * 2]
+    _, rest = backward.input_gradient(outputs, [torch.ones_like(out) for out in outputs], [x])
+    rest.run()
+    torch.testing.assert_close(w.grad, torch.full((2, 2), 3 * (2 + 2), dtype=F64))  # by two ways, the hook once on each
+    torch.testing.assert_close(seen[-1], w.grad)
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])

@@ -496,8 +496,8 @@ print(f"a pipeline of four ranks with I and W, gradients off by {furthest(ranks,
 # ### Zero bubble
 #
 # So W can be done when a rank would idle. **ZB-H1** puts weight gradients off into the end of 1F1B; it keeps no more
-# micro-batches than that, but of each what W needs. **ZB-H2** also fills the beginning, with more forward passes. **ZB-V** runs the stages down and up
-# again, so that the first and the last stage are on rank 0.
+# micro-batches than that, but of each what W needs. **ZB-H2** also fills the beginning, with more forward passes.
+# **ZB-V** runs the stages down and up again, so that the first and the last stage are on rank 0.
 
 # %% tags=["zero-bubble"]
 orders = {

@@ -117,7 +117,7 @@ class PipelineParallel:
     ) -> float:
         data = self._microbatches(inputs) if self.comm.rank == self.first else []
         answers = self._targets(targets, tokens) if self.comm.rank == self.last else []
-        shape = self._signature(data, inputs, targets)
+        shape = self._signature(data, answers)
         known = self._known.get(shape)
         mail = Mail(routes, self.comm, {} if known is None else known, letters=known is None)
         run = _Run(self, program, mail, data, answers)
@@ -140,6 +140,9 @@ class PipelineParallel:
         if inputs is None:
             raise ValueError(f"rank {self.comm.rank} has the first stage: pass the inputs")
         tensors = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+        if len({len(tensor) for tensor in tensors}) != 1:
+            rows = [len(tensor) for tensor in tensors]
+            raise ValueError(f"inputs of {rows} rows: give one tensor, or several that are as long as one another")
         return list(zip(*(self._cut(tensor) for tensor in tensors), strict=True))
 
     def _cut(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -157,7 +160,7 @@ class PipelineParallel:
         return [(part, count / total) for part, count in zip(parts, counts, strict=True)]
 
     def _signature(
-        self, data: Sequence[tuple[Tensor, ...]], inputs: Batch | None, targets: Tensor | None
+        self, data: Sequence[tuple[Tensor, ...]], answers: Sequence[tuple[Tensor, float]]
     ) -> tuple[int, ...]:
         """All that says what messages will be like, the same on every rank. Compares the lengths of the batch.
 
@@ -169,8 +172,7 @@ class PipelineParallel:
             state += [(p.requires_grad, p.dtype) for p in stage.parameters()]
             state += [module.training for module in stage.modules()]
         here = hash((*state, *(k for m in data for k in kinds(m))))
-        rows = [len(inputs if isinstance(inputs, Tensor) else inputs[0])] if data and inputs is not None else [-1]
-        rows += [len(targets)] if self.comm.rank == self.last and targets is not None else [-1]
+        rows = sum(len(first) for first, *_ in data), sum(len(target) for target, _ in answers)
         everywhere = self.comm.all_gather(torch.tensor([here, *rows], device=self.comm.device)).view(-1, 3).tolist()
         if (given := everywhere[self.first][1]) != (wanted := everywhere[self.last][2]):
             raise ValueError(f"{given} rows of inputs and {wanted} of targets: give as many of one as of the other")

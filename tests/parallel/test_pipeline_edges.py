@@ -251,6 +251,8 @@ def refused(world, fault):
         program = program.forward()
     elif fault == "rows":
         y = torch.ones(8, 1)
+    elif fault in INPUTS:
+        x = INPUTS[fault]
     elif fault == "tokens":
         options = {"tokens": -8}
     elif fault == "wrapped":
@@ -265,6 +267,7 @@ def refused(world, fault):
             pipe.step(x, y, **options)
 
 
+INPUTS = {"no inputs": (), "inputs of two lengths": (torch.ones(8, 1), torch.ones(2, 1))}
 RETURNED = {
     "none": lambda x: (x, None),
     "small numbers": lambda x: (x, torch.zeros(1, dtype=torch.int16)),
@@ -278,6 +281,8 @@ RETURNED = {
         ("forward only", "this program has forward passes only: `evaluate` goes forward alone"),
         ("gradients off", "gradients are off: `evaluate` goes forward alone"),
         ("rows", "4 rows of inputs and 8 of targets"),
+        ("no inputs", r"inputs of \[\] rows: give one tensor, or several"),
+        ("inputs of two lengths", r"inputs of \[8, 2\] rows: give one tensor, or several that are as long"),
         ("tokens", "tokens=-8: how many the sum of losses is divided by"),
         ("wrapped", "is wrapped: give PipelineParallel the stage itself"),
         ("none", "stage 0 returned a NoneType: a stage returns a tensor, or several"),
